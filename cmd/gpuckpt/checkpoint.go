@@ -61,6 +61,9 @@ are paused, none runs on before all are dumped, and if one fails all run on. The
 each has "-" and the container's name behind its tag. With --pod, CONTAINER is a name in the
 pod; one that is named alone has the tag as it is.
 
+With --wait-for the checkpoint begins once a path is there in each container: a program makes
+the file when it is ready to be taken.
+
 With --push the image is sent to a registry as well, while it is made, as "gpuckpt image
 push" does. If that fails, the image stays in containerd.`,
 		Example: `  gpuckpt checkpoint job --image example.com/job:1 --leave-running
@@ -135,6 +138,7 @@ push" does. If that fails, the image stays in containerd.`,
 	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
 	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut, or those that are named")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
+	f.StringVar(&o.WaitFor, "wait-for", "", "begin once this path is there in the container, /run/ready")
 	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")

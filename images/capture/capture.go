@@ -55,6 +55,9 @@ type Options struct {
 	Build oci.Options
 	// Previous names an earlier checkpoint image, or is empty: what it has is not stored again.
 	Previous string
+	// WaitFor is a path in the container, "/run/ready". The checkpoint begins once something is there,
+	// which the program makes when it is to be taken; empty: at once.
+	WaitFor string
 	// Progress receives the steps "dump" and "image".
 	Progress images.Progress
 }
@@ -86,6 +89,7 @@ type run struct {
 	memory   uint64       // of the tmpfs that dumpDir is to be, in bytes; 0 for none
 	dumped   *runningDump // nil before its files are complete
 	manifest ocispec.Descriptor
+	began    time.Time // once what it waits for was there
 	pausedAt time.Time // zero while the container is as it was found
 	paused   time.Duration
 	result   Result

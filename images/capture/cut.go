@@ -42,27 +42,29 @@ func Containers(ctx context.Context, c *client.Client, targets []Target, o Optio
 		return nil, fmt.Errorf("no container is named: %w", errdefs.ErrInvalidArgument)
 	}
 	o.Dir = cmp.Or(o.Dir, DefaultDir)
-	if o.InMemory > 0 {
-		if memory := min(o.InMemory, spareMemory(ctx, c, o.Dir)); memory > 0 {
-			results, err := containersIn(ctx, c, targets, o, memory)
-			if ctx.Err() != nil || !hadNoRoom(err) {
-				return results, err
-			}
-		}
+	all, err := prepared(ctx, c, targets, o)
+	if err != nil {
+		return nil, err
 	}
-	return containersIn(ctx, c, targets, o, 0)
+	memory := min(o.InMemory, spareMemory(ctx, c, o.Dir))
+	results, err := all.checkpoint(ctx, memory)
+	if memory == 0 || ctx.Err() != nil || !hadNoRoom(err) {
+		return results, err
+	}
+	if all, err = prepared(ctx, c, targets, o); err != nil {
+		return nil, err
+	}
+	return all.checkpoint(ctx, 0)
 }
 
-// containersIn is Containers, with dumps that share so much memory; 0 for dumps in the directory itself.
-func containersIn(ctx context.Context, c *client.Client, targets []Target, o Options, memory uint64) ([]*Result, error) {
-	began := time.Now()
-	var all cut
+// prepared looks at all that can be wrong with each container, and waits until it is to be taken.
+func prepared(ctx context.Context, c *client.Client, targets []Target, o Options) (all cut, err error) {
 	var one sync.Mutex
 	for _, t := range targets {
 		if slices.ContainsFunc(all, func(r *run) bool { return r.result.Container == t.ID || r.Image == t.Image }) {
 			return nil, fmt.Errorf("checkpoint %s as %s: one of the two is named twice: %w", t.ID, t.Image, errdefs.ErrInvalidArgument)
 		}
-		r := &run{Options: o, client: c, memory: memory / uint64(len(targets)), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
+		r := &run{Options: o, client: c, began: time.Now(), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
 		r.Image, r.Previous, r.Build.Made = t.Image, t.Previous, t.Made
 		if len(targets) > 1 && o.Progress != nil {
 			r.Progress = func(s images.Step) {
@@ -79,20 +81,31 @@ func containersIn(ctx context.Context, c *client.Client, targets []Target, o Opt
 			return nil, r.failed(err)
 		}
 	}
+	if o.WaitFor != "" {
+		err = all.each(func(r *run) error { return r.awaitFile(ctx) })
+	}
+	return all, err
+}
+
+// checkpoint takes the checkpoint, with dumps that share so much memory, in bytes; 0 for dumps in the directory itself.
+func (all cut) checkpoint(ctx context.Context, memory uint64) ([]*Result, error) {
+	for _, r := range all {
+		r.memory = memory / uint64(len(all))
+	}
+	c, dir := all[0].client, all[0].Dir
 	// What it cannot do is no reason to refuse these: "gpuckpt recover" tells.
-	_, _ = Recover(ctx, func() (*client.Client, error) { return c, nil }, o.Dir)
+	_, _ = Recover(ctx, func() (*client.Client, error) { return c, nil }, dir)
 	// What is written belongs to nobody else until the image has its name.
 	ctx, release, err := localstore.Lease(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint %s: %w", all.names(), err)
 	}
-	err = errors.Join(all.take(ctx), release())
-	if err != nil {
+	if err := errors.Join(all.take(ctx), release()); err != nil {
 		return nil, err
 	}
 	var results []*Result
 	for _, r := range all {
-		r.result.SecondsOverall = time.Since(began).Seconds()
+		r.result.SecondsOverall = time.Since(r.began).Seconds()
 		results = append(results, &r.result)
 	}
 	return results, nil
