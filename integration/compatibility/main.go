@@ -55,44 +55,80 @@ type outcome struct {
 	file string
 }
 
+// counts reports whether it says what became of the program.
+func (o outcome) counts() bool {
+	return o.passed() || o.Outcome == harness.Failed && apart[o.file] == ""
+}
+
+// date is when the run began: RFC 3339 in UTC, whose order is that of the texts; "" before all others.
+func (o outcome) date() string {
+	if apart[o.file] != "" {
+		return ""
+	}
+	return o.run.Date
+}
+
 // passed reports whether there is a result and the test passed.
 func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harness.Passed }
+
+// apart are results whose times and failures say nothing, and why: of them counts what passed and has no other result.
+var apart = map[string]string{
+	"2026-11-23-140e6a4-h200-one-gpu/programs.json":         "some thirty programs ran beside each other",
+	"2026-11-23-140e6a4-h200-one-gpu/programs-cut-off.json": "the time was over before the last ones",
+	"2026-11-23-2fa8161-h200-pods/programs.json":            "two were cut off",
+	"2026-11-23-cffe701-h200-two-gpus/programs.json":        "the machine fuzzed meanwhile, and eight were cut off",
+}
 
 // read returns the latest outcome of each test on a real GPU, skipped tests left out. Kubernetes'
 // have that word before their names.
 func read(results fs.FS) (map[string]outcome, error) {
+	files, err := fs.Glob(results, "*/*.json")
+	if err != nil {
+		return nil, err
+	}
 	latest := make(map[string]outcome)
-	for prefix, pattern := range map[string]string{"": "*/workloads*.json", "kubernetes/": "*/kubernetes*.json"} {
-		files, err := fs.Glob(results, pattern)
+	for _, file := range files {
+		run, err := readRun(results, file)
 		if err != nil {
 			return nil, err
 		}
-		for _, file := range files {
-			data, err := fs.ReadFile(results, file)
-			if err != nil {
-				return nil, err
-			}
-			run := new(harness.Results)
-			if err := json.Unmarshal(data, run); err != nil {
-				return nil, fmt.Errorf("%s: %w", file, err)
-			}
-			if run.GPUKind != harness.RealGPU || len(run.GPUs) == 0 {
-				continue
-			}
-			for _, test := range run.Tests {
-				name := prefix + test.Name
-				// A swap is the same journey, between two GPUs.
-				name = strings.Replace(name, swapped, workloads, 1)
-				// The interposer's name until November 2026.
-				name = strings.Replace(name, "-companion", "-interposer", 1)
-				// Dates are RFC 3339 in UTC: their order is that of the texts.
-				if known, ok := latest[name]; test.Outcome != harness.Skipped && (!ok || known.run.Date < run.Date) {
-					latest[name] = outcome{test, run, file}
-				}
+		if run == nil || run.GPUKind != harness.RealGPU || len(run.GPUs) == 0 {
+			continue
+		}
+		prefix := ""
+		if strings.HasPrefix(path.Base(file), "kubernetes") {
+			prefix = "kubernetes/"
+		}
+		for _, test := range run.Tests {
+			name := prefix + test.Name
+			// A swap is the same journey, between two GPUs.
+			name = strings.Replace(name, swapped, workloads, 1)
+			// The interposer's name until November 2026.
+			name = strings.Replace(name, "-companion", "-interposer", 1)
+			o := outcome{test, run, file}
+			if known, ok := latest[name]; o.counts() && (!ok || known.date() < o.date()) {
+				latest[name] = o
 			}
 		}
 	}
 	return latest, nil
+}
+
+// readRun reads the results of a run of tests; nil where the file has others, such as the benchmark's.
+func readRun(results fs.FS, file string) (*harness.Results, error) {
+	data, err := fs.ReadFile(results, file)
+	if err != nil {
+		return nil, err
+	}
+	var has map[string]json.RawMessage
+	if err := json.Unmarshal(data, &has); err != nil || has["tests"] == nil || has["gpuKind"] == nil {
+		return nil, nil //nolint:nilerr // or it is no object
+	}
+	run := new(harness.Results)
+	if err := json.Unmarshal(data, run); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return run, nil
 }
 
 // The tests of programs: each has the name of one behind it.

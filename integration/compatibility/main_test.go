@@ -70,6 +70,12 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, jax); !strings.Contains(got, "| 1.2 s |  | same | H200") {
 		t.Errorf("with the kubelet it says\n%q", got)
 	}
+	files["f/bench.json"] = &fstest.MapFile{Data: []byte(`[1]`)}
+	files["g/other.json"] = results("2026-01-04T12:00:00Z", "real", name, "failed")
+	if got := line(t, files, jax); !strings.Contains(got, "**fails**") {
+		t.Errorf("of a failure in a file of another name it says %q", got)
+	}
+	delete(files, "g/other.json")
 	files["h/workloads.json"] = results("2026-01-05T00:00:00Z", "real", "TestSwapped/jax", "passed")
 	if got := line(t, files, jax); !strings.HasPrefix(got, jax+" | same, GPUs swapped | ") {
 		t.Errorf("of a swap it says %q", got)
