@@ -267,7 +267,7 @@ func (cmd *command) run(ctx context.Context) (err error) {
 	}
 	b := &bench{rounds: cmd.rounds, peerRounds: cmd.peerRounds, end: began.Add(time.Duration(cmd.budget) * time.Second), logf: logf, dirs: map[string]string{}}
 	if cmd.copyThreads >= 0 {
-		b.settings = fmt.Sprintf("copy_threads = %d\n", cmd.copyThreads)
+		b.settings = fmt.Sprintf("[debug]\ncopy_threads = %d\n", cmd.copyThreads)
 	}
 	tmpfs, unmount, err := mountTmpfs(os.TempDir())
 	if err != nil {
@@ -298,14 +298,14 @@ func (cmd *command) run(ctx context.Context) (err error) {
 }
 
 // shimConfig is the shim's configuration, with a cgroup of that name for GPU
-// state, and further settings of [staging].
+// state, and further settings, those of [staging] first.
 func shimConfig(c *harness.Containerd, cgroup, settings string) string {
 	return fmt.Sprintf("log_dir = %q\nstate_dir = %q\n[signing]\nkey = %q\n[staging]\ncgroup = %q\n%s[criu.options]\nnetwork-lock = \"skip\"\n",
 		filepath.Join(c.Dir(), "criu"), c.Records(), c.SigningKey(), c.Namespace()+"/"+cgroup, settings)
 }
 
 // start starts a containerd for containers of the workload, in a directory of its
-// own in dir, with these settings of [staging] for the shim.
+// own in dir, with these settings for the shim.
 func start(ctx context.Context, bins harness.Bins, gpu harness.GPU, dir, settings string) (*harness.Containerd, error) {
 	c, err := harness.Start(ctx, harness.Options{Bins: bins, GPU: gpu, Dir: dir})
 	if err != nil {

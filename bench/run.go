@@ -179,9 +179,9 @@ func (b *bench) once(ctx context.Context, s report.Shape, method string, round i
 	var err error
 	switch method {
 	case report.Steered:
-		err = b.configured("copy_threads = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
+		err = b.configured("[debug]\ncopy_threads = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
 	case report.ByCRIU:
-		err = b.configured("memory = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
+		err = b.configured("[debug]\nhost_memory = 0\n", func() error { return b.fill(ctx, &r, memoryLimit) })
 	default:
 		err = b.fill(ctx, &r, memoryLimit)
 	}
@@ -192,7 +192,7 @@ func (b *bench) once(ctx context.Context, s report.Shape, method string, round i
 	return r
 }
 
-// configured does something while the shim's [staging] has other settings.
+// configured does something while the shim has other settings.
 func (b *bench) configured(settings string, do func() error) error {
 	if err := b.c.SetShimConfig(shimConfig(b.c, "staging", settings)); err != nil {
 		return err

@@ -28,8 +28,8 @@ func (b *bench) shortCase(ctx context.Context, size, buffer uint64) (s *report.S
 			run            *report.Run
 		}{
 			{"usual", "", &pair.Usual},
-			// The limit leaves room for the tracers and what the kernel has about pages.
-			{"through", fmt.Sprintf("memory_limit = %d\nbuffer = %d\nwhen_short = \"write-through\"\n", 2*buffer+64<<20, buffer), &pair.Through},
+			// The buffer is a quarter of the limit.
+			{"through", fmt.Sprintf("memory_limit = %d\nwhen_short = \"write-through\"\n", 4*buffer), &pair.Through},
 		} {
 			cgroup := fmt.Sprintf("%s-%d", way.name, round)
 			if err := b.c.SetShimConfig(shimConfig(b.c, cgroup, way.settings)); err != nil {

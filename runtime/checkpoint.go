@@ -501,7 +501,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 		return back(err)
 	}
 	memory.Begin()
-	watch := criu.StartWatch(ctx, false, time.Duration(view.CRIU.DumpTimeout))
+	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
 	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))

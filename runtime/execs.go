@@ -14,6 +14,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 )
 
+// execHold is how long a new exec waits for a paused container to go on: the kubelet gives up after
+// the probe's own time and two minutes.
+const execHold = time.Minute
+
 // Exec prepares an exec'd process when the container's gate lets it in: runc's service refuses it
 // in a container that is paused. Nothing runs before Start.
 func (s *Service) Exec(ctx context.Context, r *taskAPI.ExecProcessRequest) (*ptypes.Empty, error) {
@@ -21,7 +25,7 @@ func (s *Service) Exec(ctx context.Context, r *taskAPI.ExecProcessRequest) (*pty
 	if c == nil {
 		return s.TTRPCTaskService.Exec(ctx, r)
 	}
-	leave, err := enter(ctx, c)
+	leave, err := c.execs.Enter(ctx, execHold)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -31,22 +35,12 @@ func (s *Service) Exec(ctx context.Context, r *taskAPI.ExecProcessRequest) (*pty
 
 // startExec starts an exec'd process when the container's gate lets it in.
 func (s *Service) startExec(ctx context.Context, c *container, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
-	leave, err := enter(ctx, c)
+	leave, err := c.execs.Enter(ctx, execHold)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
 	defer leave()
 	return s.TTRPCTaskService.Start(ctx, r)
-}
-
-func enter(ctx context.Context, c *container) (leave func(), err error) {
-	return c.execs.Enter(ctx, func() time.Duration {
-		view, err := config.For(c.annotations)()
-		if err != nil {
-			view.Node = config.Default()
-		}
-		return time.Duration(view.Checkpoint.ExecHold)
-	})
 }
 
 // execed describes the container to package execs.
@@ -58,10 +52,7 @@ func (p *pausing) holdExecs(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	opts := execs.Options{Wait: time.Duration(view.Checkpoint.ExecWait)}
-	if opts.EndShells, err = view.EndsShells(); err != nil {
-		return 0, err
-	}
+	opts := execs.Options{Wait: time.Duration(view.LockTimeout), EndShells: view.Shells == config.End}
 	p.c.execs.Hold()
 	if err := p.c.execs.Drain(ctx, execed(p.c), opts); err != nil {
 		p.c.execs.LetIn()

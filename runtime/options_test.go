@@ -103,10 +103,9 @@ func TestCheckpointOptions(t *testing.T) {
 	}{
 		{name: "nothing is asked for"},
 		{name: "the request", any: marshal(t, &options.CheckpointOptions{ImagePath: "/x"}), want: &options.CheckpointOptions{ImagePath: "/x"}},
-		{name: "the request wins", any: marshal(t, &options.CheckpointOptions{}), annotations: map[string]string{annotations.OnCheckpoint: "stop"}, config: `on_checkpoint = "stop"`, want: &options.CheckpointOptions{}},
+		{name: "the request wins", any: marshal(t, &options.CheckpointOptions{}), annotations: map[string]string{annotations.OnCheckpoint: "stop"}, want: &options.CheckpointOptions{}},
 		{name: "the annotation", annotations: map[string]string{annotations.OnCheckpoint: "stop"}, want: stop},
-		{name: "the annotation wins", annotations: map[string]string{annotations.OnCheckpoint: "keep"}, config: `on_checkpoint = "stop"`},
-		{name: "the node", config: `on_checkpoint = "stop"`, want: stop},
+		{name: "the annotation keeps", annotations: map[string]string{annotations.OnCheckpoint: "keep"}},
 		{name: "no such choice", annotations: map[string]string{annotations.OnCheckpoint: "Stop"}, err: `"Stop"`},
 		{name: "an empty choice", annotations: map[string]string{annotations.OnCheckpoint: ""}, err: `""`},
 		{name: "broken configuration", config: "x = 1", err: "unknown setting x"},

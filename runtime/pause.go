@@ -184,9 +184,6 @@ func (c *container) lock(ctx context.Context, read config.Source) error {
 	if err != nil {
 		return err
 	}
-	if view.Staging.WhenShort, err = view.WhenShort(); err != nil {
-		return err
-	}
 	if err := c.gpu.Lock(ctx, candidates, c.gpuOptions(view.Node)); err != nil {
 		return err
 	}

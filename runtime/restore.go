@@ -163,7 +163,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	k.within = criu.Patience(time.Duration(k.view.CRIU.RestoreTimeout), bytes)
+	k.within = criu.Patience(k.view.CRIUTimeout(), bytes)
 	k.since = time.Now()
 	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
 	if err != nil {

@@ -194,10 +194,7 @@ func (p *pushed) check(o *capture.Options) error {
 		return nil
 	}
 	o.Image = cmp.Or(o.Image, p.to)
-	if err := localstore.CheckName(p.to); err != nil {
-		return err
-	}
-	return encryption.MayPush(p.recipients)
+	return localstore.CheckName(p.to)
 }
 
 // begin has the layers of the images sent as they are made. Those that are to be encrypted are not: they are others.

@@ -127,7 +127,7 @@ func configure(n *doctor.Node) (path string, err error) {
 	}
 	n.DriverRoot, n.CDISpecDirs = node.DriverRoot, node.CDISpecDirs
 	n.LogDir = node.LogDir
-	n.CRIU, n.Helper, n.StagingLimit = node.CRIU.Path, node.Helper, uint64(node.Staging.MemoryLimit)
+	n.CRIU, n.StagingLimit = node.CRIU.Path, uint64(node.Staging.MemoryLimit)
 	return path, nil
 }
 

@@ -129,9 +129,8 @@ func pullCommand() *cobra.Command {
 continues where an interrupted one ended. The credentials are those of
 "docker login".
 
-An encrypted checkpoint is decrypted with --decrypt-key, or with a key of
-[encryption] decryption_keys in ` + config.Path + `. Without any key that is left to
-containerd.`,
+An encrypted checkpoint is decrypted with --decrypt-key, or with a key in
+` + config.DecryptionKeys + `. Without any key that is left to containerd.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return t.transfer(cmd, args[0], "fetched", func(ctx context.Context, dial convert.Dial, a *transferAnswer) error {
@@ -156,7 +155,7 @@ containerd.`,
 	c.ValidArgsFunction = first(t.images)
 	t.flags(c)
 	c.Flags().StringVar(&snapshotter, "snapshotter", "", "containerd snapshotter to unpack with (default: that of containerd's namespace)")
-	c.Flags().StringSliceVar(&keys, "decrypt-key", nil, "file or directory of private keys that decrypt the image (default: [encryption] decryption_keys)")
+	c.Flags().StringSliceVar(&keys, "decrypt-key", nil, "file or directory of private keys that decrypt the image (default: "+config.DecryptionKeys+")")
 	_ = c.MarkFlagFilename("decrypt-key")
 	c.Flags().BoolVar(&noUnpack, "no-unpack", false, "leave unpacking to whoever runs the image")
 	c.MarkFlagsMutuallyExclusive("snapshotter", "no-unpack")

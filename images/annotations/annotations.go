@@ -20,21 +20,17 @@ const (
 	// OnCheckpoint decides whether the container continues after a checkpoint
 	// whose request has no options, the kubelet's and nerdctl's: "keep" or "stop".
 	OnCheckpoint = "dev.gpuckpt.on-checkpoint"
-	// WhenShort decides for a container what [staging] when_short does for the node.
-	WhenShort = "dev.gpuckpt.when-short"
 	// IOUring decides about io_uring, which CRIU cannot dump: "allow", or "deny", the default.
 	IOUring = "dev.gpuckpt.io-uring"
 	// Interposer has a container's programs load the interposer, "true" (package interposer).
 	Interposer = "dev.gpuckpt.interposer"
 	// Companion is the name that Interposer had until November 2026: specs of older checkpoints have it.
 	Companion = "dev.gpuckpt.companion"
-	// Shells decides for a container what [checkpoint] shells decides for the node: "refuse" a
-	// checkpoint while somebody has a shell in the container, or "end" the shell.
-	Shells = "dev.gpuckpt.shells"
 	// HookPrefix begins the annotations of hooks: dev.gpuckpt.hook.before-checkpoint,
-	// …after-checkpoint and …after-restore, each also with .timeout and .on-failure.
+	// …after-checkpoint and …after-restore, and beside them …timeout and …after-restore.on-failure.
 	HookPrefix = "dev.gpuckpt.hook."
-	// ChangedFiles decides for a container what [restore] changed_files decides for the node.
+	// ChangedFiles decides what becomes of a restore when a file on a volume, which a program had open
+	// or mapped, has another size: "refuse" or "accept". One that is open for appending may grow.
 	ChangedFiles = "dev.gpuckpt.changed-files"
 	// CRIUPrefix begins the annotations that set an option of CRIU:
 	// dev.gpuckpt.criu.tcp-established = "true".

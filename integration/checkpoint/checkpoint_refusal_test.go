@@ -68,11 +68,11 @@ func TestRefusals(t *testing.T) {
 			code: "DeadlineExceeded", words: []string{"lock CUDA process", "still running on the GPU"},
 		},
 		{
-			name: "no helper", workload: []string{"counter"},
+			name: "no driver", workload: []string{"counter"},
 			prepare: func(t *testing.T, _ *harness.Container) func() {
-				return shared.Configured(t, "helper = \"/no/such/helper\"\n")
+				return shared.Configured(t, "driver_root = \"/no/such/root\"\n")
 			},
-			code: "FailedPrecondition", words: []string{"start the CUDA helper /no/such/helper", "no such file"},
+			code: "FailedPrecondition", words: []string{"no NVIDIA driver in driver_root", "/no/such/root"},
 		},
 		{
 			name: "broken configuration", workload: []string{"counter"},

@@ -148,13 +148,12 @@ func TestTurnsUnderALimit(t *testing.T) {
 	for _, k := range ks {
 		k.Expect(t, "count", "101")
 	}
-	limit, buffer := 40<<20, 16<<20
+	limit := 40 << 20
 	if session.GPU.Kind != harness.SoftwareGPU {
-		// Half a gigabyte for each context, which checkpoints on a tmpfs keep there. Most of the limit as a
-		// buffer has an operation claim most of it.
-		limit, buffer = 8<<30, 8<<30
+		// Half a gigabyte for each context, which checkpoints on a tmpfs keep there.
+		limit = 8 << 30
 	}
-	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d\nbuffer = %d", limit, buffer)))
+	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", limit)))
 	for i, err := range atOnce(len(ks), func(i int) error { return checkpointTask(t, shared, ks[i], dirs[i]) }) {
 		if err != nil {
 			t.Errorf("container %d: %v\n%s", i, err, shared.LogTail(3000))

@@ -37,18 +37,18 @@ func copies(t *testing.T, from int) (threads []int) {
 // in a restore; not where the node says so. What is in the GPU is the same.
 func TestCopiers(t *testing.T) {
 	for _, test := range []struct {
-		name, settings      string
+		name, debug         string
 		threads, operations int
 	}{
 		{"default", "", min(8, runtime.NumCPU()), 3},
-		{"off", "copy_threads = 0", 0, 0},
+		{"off", "[debug]\ncopy_threads = 0\n", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
 			if test.threads == 1 {
 				t.Skip("one processor: there is nobody to help")
 			}
-			shared.Configured(t, shared.Staging("staging", test.settings))
+			shared.Configured(t, test.debug)
 			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
 			k.Expect(t, "verify", "bad=0")
 			from := len(shared.Log())

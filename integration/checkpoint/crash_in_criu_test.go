@@ -211,7 +211,7 @@ func TestKilledInRestore(t *testing.T) {
 func TestHungInRestore(t *testing.T) {
 	results.Add(t)
 	k, dir := checkpointed(t)
-	undo := shared.Configured(t, "[criu]\nrestore_timeout = \"2s\"\n")
+	undo := shared.Configured(t, "stall_timeout = \"1s\"\n")
 	runc, stopped := 0, 0
 	var err error
 	for range tries {
@@ -229,7 +229,7 @@ func TestHungInRestore(t *testing.T) {
 		}
 		endTask(t, shared, k)
 	}
-	harness.Says(t, err, "restore processes", "CRIU hangs", "restore_timeout in [criu]")
+	harness.Says(t, err, "restore processes", "CRIU hangs", "stall_timeout")
 	nothingRuns(t, shared, k)
 	if commandLine(stopped) != "" {
 		t.Errorf("CRIU's process %d is left", stopped)

@@ -76,7 +76,7 @@ func probe(ctx context.Context, task client.Task, id string, spec *specs.Process
 // is refused by its name if it does not end.
 func TestExecedProcess(t *testing.T) {
 	results.Add(t)
-	undo := shared.Configured(t, "[checkpoint]\nexec_wait = \"200ms\"\n")
+	undo := shared.Configured(t, "lock_timeout = \"200ms\"\n")
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 	k.Expect(t, "count", "101")
 	execDetached(t, shared, k, "guest", "gpuwork", "sleep")
@@ -190,8 +190,8 @@ func TestExecStartedInCheckpoint(t *testing.T) {
 	}
 }
 
-// Who waits at the gate hears of it if the checkpoint ends the container, starts if the checkpoint
-// fails, and waits for a bounded time only.
+// Who waits at the gate hears of it if the checkpoint ends the container, and starts if the checkpoint
+// fails.
 func TestExecAfterCheckpoint(t *testing.T) {
 	results.Add(t)
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
@@ -213,11 +213,6 @@ func TestExecAfterCheckpoint(t *testing.T) {
 		do()
 		return <-ended
 	}
-	undo := shared.Configured(t, "[checkpoint]\nexec_hold = \"300ms\"\n")
-	harness.Says(t, paused(func() {}), "cannot exec", "has waited 300ms", "exec_hold")
-	ctr(t, shared, "tasks", "resume", k.ID)
-	undo()
-
 	full := t.TempDir()
 	checkpointInto(t, shared, k, full)
 	if err := paused(func() {
@@ -234,16 +229,12 @@ func TestExecAfterCheckpoint(t *testing.T) {
 // A shell is refused by its name, and ended where that was asked for.
 func TestShell(t *testing.T) {
 	results.Add(t)
-	for _, test := range []struct{ name, settings, annotation string }{
-		{"refused", "", ""}, {"ended by the node", "[checkpoint]\nshells = \"end\"\n", ""}, {"ended by the container", "", "end"},
+	for _, test := range []struct{ name, settings string }{
+		{"refused", ""}, {"ended", "shells = \"end\"\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			shared.Configured(t, test.settings)
-			spec := harness.RunSpec{GPUs: []int{0}}
-			if test.annotation != "" {
-				spec.Annotations = map[string]string{"dev.gpuckpt.shells": test.annotation}
-			}
-			k := shared.Work(t, spec, "counter")
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
 			k.Expect(t, "count", "101")
 			shell := guestSpec("gpuwork", "sleep")
 			shell.Terminal = true
@@ -260,7 +251,7 @@ func TestShell(t *testing.T) {
 			}
 			began := time.Now()
 			if test.name == "refused" {
-				harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "with a terminal", fmt.Sprintf("%d (gpuwork)", guest.Pid()), "leave the shell", "dev.gpuckpt.shells")
+				harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "with a terminal", fmt.Sprintf("%d (gpuwork)", guest.Pid()), "leave the shell", `shells = "end"`)
 				if time.Since(began) > 8*time.Second {
 					t.Error("the shell was waited for")
 				}

@@ -31,7 +31,7 @@ func TestPowerLost(t *testing.T) {
 		settings  string
 	}{
 		{"memory first", "40M", 128 << 20, ""},
-		{"written through", "96M", 256 << 20, "memory_limit = 83886080\nbuffer = 16777216\nwhen_short = \"write-through\""},
+		{"written through", "96M", 256 << 20, "memory_limit = 83886080\nwhen_short = \"write-through\""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)

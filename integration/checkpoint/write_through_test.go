@@ -23,20 +23,18 @@ import (
 )
 
 const (
-	// shortBytes is GPU memory for which there is no room in shortLimit, the
-	// staging cgroup's. shortBuffer is what it is to be written through by.
-	shortBytes  = 256 << 20
-	shortLimit  = 192 << 20
-	shortBuffer = 32 << 20
-	// shortPeak is what that may take: the buffer, and as much again for the
-	// tracers and what the kernel keeps about pages.
+	// shortBytes is GPU memory for which there is no room in shortLimit, the staging cgroup's.
+	shortBytes = 256 << 20
+	shortLimit = 192 << 20
+	// shortPeak is what writing through may take: the buffer, a quarter of the limit, and as much again
+	// for the tracers and what the kernel keeps about pages.
 	shortPeak = 128 << 20
 )
 
 // short configures a staging cgroup that is too small.
 func short(t *testing.T, name, settings string) {
 	t.Helper()
-	shared.Configured(t, shared.Staging(name, fmt.Sprintf("memory_limit = %d\nbuffer = %d\n%s", shortLimit, shortBuffer, settings)))
+	shared.Configured(t, shared.Staging(name, fmt.Sprintf("memory_limit = %d\n%s", shortLimit, settings)))
 }
 
 // memoryFile reads a number from a file of a memory cgroup, by its name in
@@ -105,7 +103,7 @@ func TestWrittenThrough(t *testing.T) {
 			result.Number("gpu_memory_bytes", shortBytes)
 			result.Number("staging_peak_bytes", float64(n))
 			if n > shortPeak {
-				t.Errorf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
+				t.Errorf("it took %d bytes of memory, of a limit of %d", n, shortLimit)
 			}
 			nobodyKilled(t, filepath.Join(shared.Namespace(), cgroup))
 			if len(areaFiles(t, dir)) == 0 {
@@ -168,7 +166,7 @@ func TestProcessesWrittenThrough(t *testing.T) {
 		if n <= shortPeak {
 			break
 		}
-		t.Logf("it took %d bytes of memory, of a buffer of %d", n, shortBuffer)
+		t.Logf("it took %d bytes of memory, of a limit of %d", n, shortLimit)
 		if try == 3 {
 			t.Fatal("it took more than the buffer, each time")
 		}

@@ -297,7 +297,7 @@ func (l *lane) try(t testing.TB, c Cell) {
 	l.up(t)
 	s := c.Place.Scenario
 	if s.InTurn {
-		defer shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d\nbuffer = %d", turnLimit(), turnLimit()/4)))()
+		defer shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", turnLimit())))()
 	}
 	if s.Operation == Command {
 		l.tryCommand(t, c)

@@ -208,9 +208,12 @@ func (l *lane) hook(t testing.TB, c Cell) {
 		if spec.Annotations == nil {
 			spec.Annotations = make(map[string]string)
 		}
-		spec.Annotations[name], spec.Annotations[name+".on-failure"] = "gpuwork exit 3", "refuse"
+		spec.Annotations[name] = "gpuwork exit 3"
+		if c.Place.Step == "tell restored" {
+			spec.Annotations[name+".on-failure"] = "refuse"
+		}
 		if c.Fault.Name == "hook-hangs" {
-			spec.Annotations[name], spec.Annotations[name+".timeout"] = "gpuwork sleep", "300ms"
+			spec.Annotations[name], spec.Annotations[annotations.HookPrefix+"timeout"] = "gpuwork sleep", "300ms"
 		}
 	}
 	if err := container.Update(t.Context(), client.UpdateContainerOpts(client.WithSpec(spec))); err != nil {

@@ -114,7 +114,7 @@ func TestPeerAccessRefused(t *testing.T) {
 // interposer does not help, and the program is refused.
 func TestPeerAccessWrittenThrough(t *testing.T) {
 	two(t)
-	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nbuffer = %d\nwhen_short = \"write-through\"", 48<<20, 16<<20)))
+	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nwhen_short = \"write-through\"", 48<<20)))
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Interposer: "true"}}, reaching["mappings"]...)
 	k.Expect(t, "count", "101")
 	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its interposer needs room in memory")

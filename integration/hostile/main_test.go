@@ -70,16 +70,16 @@ func TestMain(m *testing.M) {
 		}
 		without = filepath.Join(dir, "without")
 		// Signatures are another wall: here anybody's checkpoint counts.
-		if shared, err = s.StartWithWorkload(harness.Options{Bins: bins, ShimConfig: harness.AnyCheckpoint + patience, Env: []string{"GPUCKPT_WITHOUT=" + without}}); err != nil {
+		if shared, err = s.StartWithWorkload(harness.Options{Bins: bins, ShimConfig: patience + harness.AnyCheckpoint, Env: []string{"GPUCKPT_WITHOUT=" + without}}); err != nil {
 			return err
 		}
-		checking, err = s.StartWithWorkload(harness.Options{ShimConfig: harness.AnyCheckpoint + patience})
+		checking, err = s.StartWithWorkload(harness.Options{ShimConfig: patience + harness.AnyCheckpoint})
 		return err
 	})
 }
 
 // patience is how long a CRIU may hang that a change has confused.
-const patience = "[criu]\nrestore_timeout = \"5s\"\n"
+const patience = "stall_timeout = \"2500ms\"\n"
 
 // apart starts the program over in network, mount, IPC and UTS namespaces of its own. What is mounted
 // elsewhere on the machine meanwhile is not seen in them.

@@ -25,9 +25,6 @@ func TestCheckpointPush(t *testing.T) {
 	k.Expect(t, "count", "101")
 	ref, env := s.ref("job:1"), dockerConfig(t, s.host, "test", testPassword)
 
-	undo := c.Configured(t, "[encryption]\nrequired = true\n")
-	fails(t, c, env, []string{"not encrypted", "--encrypt"}, "checkpoint", k.ID, "--push", ref)
-	undo()
 	fails(t, c, env, []string{"[image push]"}, "checkpoint", k.ID)
 	k.Expect(t, "count", "102") // it runs as before
 

@@ -124,7 +124,7 @@ func (s *soak) round(number, n int) {
 	settings := ""
 	s.short = number%3 == 2
 	if s.short {
-		settings = s.c.Staging(fmt.Sprintf("short%d", n), "memory_limit = 67108864\nbuffer = 16777216\nwhen_short = \"write-through\"")
+		settings = s.c.Staging(fmt.Sprintf("short%d", n), "memory_limit = 67108864\nwhen_short = \"write-through\"")
 	}
 	if err := s.c.ConfigureShim(settings); err != nil {
 		t.Fatal(err)

@@ -76,7 +76,7 @@ func TestSpill(t *testing.T) {
 func TestSpillWrittenThrough(t *testing.T) {
 	results.Add(t)
 	const bytes = 256 << 20
-	shared.Configured(t, shared.Staging("through", "memory_limit = 134217728\nbuffer = 33554432\nwhen_short = \"write-through\""))
+	shared.Configured(t, shared.Staging("through", "memory_limit = 134217728\nwhen_short = \"write-through\""))
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.FormatUint(bytes, 10), "--seed", "9")
 	k.Expect(t, "verify", "bad=0")
 	free, _ := memory(t, 0, k)

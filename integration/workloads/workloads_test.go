@@ -180,8 +180,8 @@ func TestUnsent(t *testing.T) {
 	needsPython(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	unlocked := map[string]string{"dev.gpuckpt.criu.network-lock": "skip"}
-	p := programs.Program{File: "streams.py", Connected: true, Annotations: unlocked}
+	shared.Configured(t, "[criu.options]\nnetwork-lock = \"skip\"\n")
+	p := programs.Program{File: "streams.py", Connected: true}
 	compare(ctx, t, result, refused("not sent yet", "iptables"), false, p)
 }
 

@@ -47,7 +47,7 @@ var causes = []cause{
 	{[]string{"In-flight connection"},
 		"a TCP connection is not accepted yet: annotation dev.gpuckpt.criu.skip-in-flight=true leaves it out"},
 	{[]string{"Use link-remap option"},
-		"a file was removed while it is open: remove the annotation dev.gpuckpt.criu.link-remap=false"},
+		"a file was removed while it is open: remove link-remap = false from [criu.options]"},
 	{[]string{"Can't link remap to"},
 		"a file was removed while it is open, and its directory cannot be written: close the file, or make the directory writable"},
 	{[]string{"ghost file", "increase limit"},

@@ -31,7 +31,7 @@ func Patience(base time.Duration, bytes uint64) time.Duration {
 
 // Hangs returns the ErrHangs of a CRIU that had this long.
 func Hangs(within time.Duration) error {
-	return fmt.Errorf("%w: it has neither restored the processes nor ended in %v: see its log, and raise restore_timeout in [criu] of %s if it was at work", ErrHangs, within, config.Path)
+	return fmt.Errorf("%w: it has neither restored the processes nor ended in %v: see its log, and raise stall_timeout in %s if it was at work", ErrHangs, within, config.Path)
 }
 
 // EndRestoring ends the CRIU that restores the container of this id, and then its runc if that does

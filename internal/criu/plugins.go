@@ -36,9 +36,6 @@ func (s Settings) libdir(asked string) (string, error) {
 	}
 	from, keep := asked, asked != ""
 	if from == "" {
-		from = s.View.CRIU.PluginDir
-	}
-	if from == "" {
 		from = os.Getenv("CRIU_LIBS_DIR")
 	}
 	if from == "" {

@@ -36,32 +36,31 @@ func TestWriteSettings(t *testing.T) {
 		},
 		{
 			name: "annotations", annotations: map[string]string{
-				"dev.gpuckpt.criu.tcp-established": "true", "dev.gpuckpt.criu.link-remap": "", "dev.gpuckpt.criu.skip-in-flight": "false",
-				"dev.gpuckpt.criu.network-lock": "nftables", "dev.gpuckpt.on-checkpoint": "stop", "org.criu.config": "/elsewhere", "other": "x",
+				"dev.gpuckpt.criu.tcp-established": "", "dev.gpuckpt.criu.skip-in-flight": "false",
+				"dev.gpuckpt.criu.ghost-limit": "5", "dev.gpuckpt.on-checkpoint": "stop", "org.criu.config": "/elsewhere", "other": "x",
 			},
-			want: "link-remap\nnetwork-lock nftables\ntcp-established\n",
+			want: "ghost-limit 5\nlink-remap\ntcp-established\n",
 		},
 		{
-			name: "off for one container", options: map[string]any{"tcp-established": true},
-			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false", "dev.gpuckpt.criu.link-remap": "false"}, want: "",
+			name: "off for one container", options: map[string]any{"tcp-established": true, "link-remap": false},
+			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "",
 		},
 		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\nlink-remap\ntcp-established\n"},
 		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "link-remap\nnetwork-lock skip\ntcp-established\n"},
 		{name: "scripts are the node's", annotations: map[string]string{"dev.gpuckpt.criu.action-script": "/evil"}, err: "may set only"},
 		{name: "libdir is the node's", annotations: map[string]string{"dev.gpuckpt.criu.libdir": "/evil"}, err: "may set only"},
 		{name: "no such annotation", annotations: map[string]string{"dev.gpuckpt.criu.": "x"}, err: "may set only"},
-		{name: "a second line", annotations: map[string]string{"dev.gpuckpt.criu.timeout": "1\naction-script /evil"}, err: "control characters"},
+		{name: "a second line", annotations: map[string]string{"dev.gpuckpt.criu.ghost-limit": "1\naction-script /evil"}, err: "control characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			// So that no plugin of this machine is found.
-			t.Setenv("CRIU_LIBS_DIR", "")
+			t.Setenv("CRIU_LIBS_DIR", t.TempDir()) // no plugin of this machine is found
 			bundle := t.TempDir()
 			own := maps.Clone(test.annotations)
 			if own == nil {
 				own = make(map[string]string)
 			}
 			settings := Settings{Bundle: bundle, View: config.View{Annotations: own}}
-			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			settings.View.CRIU = config.CRIU{Options: test.options}
 			own[annotations.CRIUConfig] = ""
 			if !test.noBase {
 				own[annotations.CRIUConfig] = filepath.Join(t.TempDir(), "runc.conf")
@@ -127,11 +126,9 @@ func TestPluginsWithoutCUDA(t *testing.T) {
 		}
 	}
 	settings := Settings{Bundle: t.TempDir(), View: config.View{}}
-	settings.View.CRIU.PluginDir = from
+	t.Setenv("CRIU_LIBS_DIR", from)
 	want(settings.libdir(""))
 	want(settings.libdir("")) // a second checkpoint
-	t.Setenv("CRIU_LIBS_DIR", from)
-	want(Settings{Bundle: t.TempDir()}.libdir(""))
 }
 
 // The way to keep packets away depends on what $PATH has.
@@ -171,10 +168,11 @@ func TestTCPDefault(t *testing.T) {
 		"as CRIU's configuration has": {nil, "tcp-close\n", "tcp-close\n", true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Setenv("CRIU_LIBS_DIR", t.TempDir()) // no plugin of this machine is found
 			base := filepath.Join(t.TempDir(), "runc.conf")
 			settings := Settings{Bundle: t.TempDir()}
 			settings.View.Annotations = map[string]string{annotations.CRIUConfig: base}
-			settings.View.CRIU = config.CRIU{Options: test.options, PluginDir: t.TempDir()}
+			settings.View.CRIU = config.CRIU{Options: test.options}
 			writeFile(t, base, test.base+"network-lock skip\n")
 			if err := settings.Write(t.Context(), Shim{}); err != nil {
 				t.Fatal(err)

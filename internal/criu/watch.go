@@ -121,7 +121,7 @@ func (w *Watch) Stop(err error) error {
 	case err == nil:
 		return nil
 	case w.hung:
-		return fmt.Errorf("%w: it and runc did nothing for %v in the dump: see its log, and raise dump_timeout in [criu] of %s if a disk was as slow: %w", ErrHangs, w.idle, config.Path, err)
+		return fmt.Errorf("%w: it and runc did nothing for %v in the dump: see its log, and raise stall_timeout in %s if a disk was as slow: %w", ErrHangs, w.idle, config.Path, err)
 	case len(w.ended) > 0:
 		return fmt.Errorf("%s, possibly out of memory (see dmesg); try again: %w", strings.Join(w.ended, ", "), err)
 	case strings.Contains(err.Error(), "exit status 137"): // 128 + SIGKILL

@@ -100,7 +100,7 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	plan, err := pages.NewPlan(dumped.Set, settings.View.Staging.LargeMemory())
+	plan, err := pages.NewPlan(dumped.Set, settings.View.LargeMemory())
 	if err != nil {
 		return nil, nil, nil, err
 	}

@@ -217,7 +217,7 @@ func unlock(ctx context.Context, node config.Node, pids []int, saving bool) (n i
 	if err != nil {
 		return 0, err
 	}
-	helper, err := cuda.Start(ctx, cuda.Options{Path: node.Helper, LibraryDir: place.Dir})
+	helper, err := cuda.Start(ctx, cuda.Options{LibraryDir: place.Dir})
 	if err != nil {
 		return 0, err
 	}

@@ -53,11 +53,8 @@ func AskDriver(ctx context.Context, n *Node) GPUs {
 	return g
 }
 
-// helper finds the CUDA helper as a shim does: configured, beside the shim, or in $PATH.
+// helper finds the CUDA helper as a shim does: beside the shim, or in $PATH.
 func (n *Node) helper() (string, error) {
-	if n.Helper != "" {
-		return n.Helper, nil
-	}
 	if shim, err := n.Look(ShimName); err == nil {
 		if shim, err = filepath.EvalSymlinks(shim); err == nil {
 			beside := Node{Env: []string{"PATH=" + filepath.Dir(shim)}}

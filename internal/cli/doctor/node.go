@@ -29,9 +29,9 @@ type Node struct {
 	Env []string
 	// Containerd is the daemon, nil where none was found.
 	Containerd *Daemon
-	// What is configured: criu, the CUDA helper, where the driver is, the directories of CDI
-	// specifications, the directory of logs, the limit in bytes of the memory for GPU state.
-	CRIU, Helper string
+	// What is configured: criu, where the driver is, the directories of CDI specifications, the
+	// directory of logs, the limit in bytes of the memory for GPU state.
+	CRIU         string
 	LogDir       string
 	DriverRoot   string
 	CDISpecDirs  []string

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package encryption moves checkpoint images to registries and back as the node's configuration
-// wants it: encrypted, for whom, decrypted with which keys, or refused where they are plain.
+// wants it: encrypted for whom, and decrypted with which keys.
 package encryption
 
 import (
@@ -27,31 +27,15 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
-// ErrPlain refuses a checkpoint that is not encrypted where the node's configuration wants it so.
-var ErrPlain = errors.New("the checkpoint is not encrypted, and [encryption] required in " + config.Path + " is true")
-
-// MayPush refuses, before there is a checkpoint, what Push would refuse of any plain one. The error is
-// ErrPlain.
-func MayPush(recipients []string) error {
-	node, err := config.Load()
-	if err == nil && node.Encryption.Required && len(recipients) == 0 && len(node.Encryption.Recipients) == 0 {
-		err = errNobody
-	}
-	return err
-}
-
 // Encrypts reports whether Push will encrypt a plain image for anybody.
 func Encrypts(recipients []string) bool {
 	node, err := config.Load()
 	return err != nil || len(recipients) > 0 || len(node.Encryption.Recipients) > 0
 }
 
-var errNobody = fmt.Errorf("%w: name a public key with --encrypt, or in [encryption] recipients", ErrPlain)
-
 // Push is registry.Push of a source's image, which it encrypts before: for the recipients, files of
 // public keys, or where there are none, for those of the node's configuration. It returns the digest
-// of what it sent. The error is ErrPlain where the configuration wants encryption and has nobody to
-// encrypt for.
+// of what it sent.
 func Push(ctx context.Context, src *convert.Source, target string, recipients []string, o registry.Options) (_ digest.Digest, _ *registry.Result, err error) {
 	node, err := config.Load()
 	if err != nil {
@@ -68,8 +52,6 @@ func Push(ctx context.Context, src *convert.Source, target string, recipients []
 	switch {
 	case len(recipients) > 0 && state == crypt.Encrypted:
 		return "", nil, errors.New("it is encrypted already: push it without --encrypt, or pull it decrypted first")
-	case len(recipients) == 0 && state == crypt.Plain && node.Encryption.Required:
-		return "", nil, errNobody
 	case len(recipients) == 0:
 		result, err := registry.Push(ctx, src.Provider, target, *src.Image, o)
 		return src.Image.Digest, result, err
@@ -115,13 +97,9 @@ func (b both) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
 }
 
 // Pull is registry.Pull, which also decrypts: with the keys of these files, or where there are none, with
-// those of the node's configuration. An image that is encrypted is left to containerd's stream
-// processors if there is no key at all. The error is ErrPlain where the configuration wants encryption.
+// those of config.DecryptionKeys. An image that is encrypted is left to containerd's stream processors
+// if there is no key at all.
 func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFiles []string, o registry.Options) (client.Image, *registry.Result, error) {
-	node, err := config.Load()
-	if err != nil {
-		return nil, nil, err
-	}
 	from, found, err := registry.Documents(ctx, ref, o)
 	if err != nil {
 		return nil, nil, err
@@ -130,23 +108,20 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	if err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	if crypt.StateOf(m) == crypt.Plain && node.Encryption.Required {
-		return nil, nil, fmt.Errorf("pull %s: %w", ref, ErrPlain)
-	}
 	if !crypt.NeedsKey(m) {
 		return registry.Pull(ctx, c, ref, snapshotter, o)
 	}
-	keys, err := crypt.ReadKeys(keyFiles...)
-	if err == nil && keyFiles == nil {
-		keys, err = crypt.ReadKeys(node.Encryption.DecryptionKeys...)
+	if keyFiles == nil {
+		keyFiles = []string{config.DecryptionKeys}
 	}
+	keys, err := crypt.ReadKeys(keyFiles...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	if keys.None() {
 		image, result, err := registry.Pull(ctx, c, ref, snapshotter, o)
 		if err != nil {
-			err = fmt.Errorf("%w\nthe image is encrypted: name a private key with --decrypt-key or in [encryption] decryption_keys, or have containerd decrypt it", err)
+			err = fmt.Errorf("%w\nthe image is encrypted: name a private key with --decrypt-key, or have containerd decrypt it", err)
 		}
 		return image, result, err
 	}
@@ -168,24 +143,14 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	return image, result, nil
 }
 
-// Arrive is arriving.Begin, which refuses what Pull refuses. The error is arriving.ErrWhole for an
-// image that is encrypted.
+// Arrive is arriving.Begin. The error is arriving.ErrWhole for an image that is encrypted.
 func Arrive(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options) (*arriving.Image, error) {
-	node, err := config.Load()
-	if err != nil {
-		return nil, err
-	}
 	image, err := arriving.Begin(ctx, c, ref, snapshotter, o, func(from content.Provider, found ocispec.Descriptor) error {
 		m, err := crypt.Manifest(ctx, from, found)
-		switch {
-		case err != nil:
-			return err
-		case crypt.NeedsKey(m):
-			return fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
-		case crypt.StateOf(m) == crypt.Plain && node.Encryption.Required:
-			return ErrPlain
+		if err == nil && crypt.NeedsKey(m) {
+			err = fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %w", ref, err)

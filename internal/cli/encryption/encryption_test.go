@@ -101,12 +101,10 @@ func TestPush(t *testing.T) {
 		want       crypt.State
 		err        error
 	}{
-		"as it is":           {"", nil, crypt.Plain, nil},
-		"as asked":           {"", []string{key}, crypt.Encrypted, nil},
-		"as configured":      {fmt.Sprintf("[encryption]\nrecipients = [%q]\nrequired = true\n", key), nil, crypt.Encrypted, nil},
-		"required and asked": {"[encryption]\nrequired = true\n", []string{key}, crypt.Encrypted, nil},
-		"required":           {"[encryption]\nrequired = true\n", nil, crypt.NoCheckpoint, ErrPlain},
-		"no such key":        {"", []string{key + "x"}, crypt.NoCheckpoint, os.ErrNotExist},
+		"as it is":      {"", nil, crypt.Plain, nil},
+		"as asked":      {"", []string{key}, crypt.Encrypted, nil},
+		"as configured": {fmt.Sprintf("[encryption]\nrecipients = [%q]\n", key), nil, crypt.Encrypted, nil},
+		"no such key":   {"", []string{key + "x"}, crypt.NoCheckpoint, os.ErrNotExist},
 	} {
 		t.Run(name, func(t *testing.T) {
 			configured(t, c.config)

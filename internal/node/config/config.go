@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // Env names a file in place of Path, in containerd's environment, which its shims inherit.
@@ -34,18 +36,17 @@ var ErrInvalid = errors.New("gpuckpt configuration")
 
 // Node is the node's file; docs/configuration.md describes it.
 type Node struct {
-	// Helper is gpuckpt-cuda-helper's path. Empty: beside the shim, then in $PATH.
-	Helper string `toml:"helper"`
 	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
 	DriverRoot string `toml:"driver_root"`
-	// LockTimeout is how long the work that a process has submitted to its GPUs may take. CRIU's
-	// CUDA plugin has the same default, 10 s.
+	// LockTimeout is how long a checkpoint waits for what is at work: what a process has submitted to
+	// its GPUs, and processes that were exec'd into the container. CRIU's CUDA plugin has the same
+	// default, 10 s.
 	LockTimeout Duration `toml:"lock_timeout"`
 	// StallTimeout is how long the driver may do nothing while it moves GPU memory, before it is taken
-	// for hung.
+	// for hung. CRIU has CRIUTimeout.
 	StallTimeout Duration `toml:"stall_timeout"`
-	// OnCheckpoint is Keep or Stop, for a checkpoint whose request does not decide.
-	OnCheckpoint string `toml:"on_checkpoint"`
+	// Shells decides what becomes of exec'd processes with a terminal in a checkpoint: Refuse or End.
+	Shells string `toml:"shells"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
 	// StateDir keeps a record of each container that is being changed, for the case that its shim or
@@ -54,39 +55,33 @@ type Node struct {
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
 	// earlier one, as in containerd's configuration.
 	CDISpecDirs []string   `toml:"cdi_spec_dirs"`
-	Checkpoint  Checkpoint `toml:"checkpoint"`
 	Staging     Staging    `toml:"staging"`
 	Restore     Restore    `toml:"restore"`
 	Signing     Signing    `toml:"signing"`
 	Encryption  Encryption `toml:"encryption"`
 	CRIU        CRIU       `toml:"criu"`
+	Debug       Debug      `toml:"debug"`
 }
 
-// Checkpoint is the section [checkpoint]: what becomes of processes that are exec'd into a
-// container, which no checkpoint can have.
-type Checkpoint struct {
-	// ExecWait is how long a checkpoint waits for them to end.
-	ExecWait Duration `toml:"exec_wait"`
-	// ExecHold is how long a new one waits for the container to go on.
-	ExecHold Duration `toml:"exec_hold"`
-	// Shells decides what becomes of those with a terminal: Refuse or End.
-	Shells string `toml:"shells"`
-}
+// CRIUTimeout is how long CRIU and runc may do nothing in a dump, and how long CRIU may take to
+// restore processes without memory (criu.Patience adds to it). It is twice StallTimeout, because both
+// also wait for processes that the kernel is slow to stop.
+func (n Node) CRIUTimeout() time.Duration { return 2 * time.Duration(n.StallTimeout) }
 
-// The bounds of [staging].
-const (
-	MaxCopyThreads = 32       // the highest number of threads that can copy in a process
-	MinBuffer      = 16 << 20 // the least memory, in bytes, through which a process's state is written
-)
+// LargeMemory returns the memory that a mapping holds, in bytes, for it to be copied past CRIU; 0 if
+// none is.
+func (n Node) LargeMemory() uint64 {
+	if !n.Staging.Steer {
+		return 0
+	}
+	return uint64(n.Debug.HostMemory)
+}
 
 // Staging is the section [staging]: where GPU state goes on its way.
 type Staging struct {
 	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without, the driver fills
 	// memory of the container and CRIU dumps it.
 	Steer bool `toml:"steer"`
-	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
-	// leaves the copying to the driver. Fewer processors have fewer.
-	CopyThreads int `toml:"copy_threads"`
 	// Cgroup is what the memory for GPU state is charged to, a path from the root of the memory
 	// hierarchy. Empty: the cgroup of containerd's shims.
 	Cgroup string `toml:"cgroup"`
@@ -95,50 +90,67 @@ type Staging struct {
 	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory:
 	// Refuse, WriteThrough or Driver.
 	WhenShort string `toml:"when_short"`
-	// Memory is how much memory of its own, in bytes, a mapping holds that is copied past CRIU; 0
-	// leaves all to CRIU.
-	Memory int64 `toml:"memory"`
-	// Buffer is the memory, in bytes, through which state is written to a disk.
-	Buffer int64 `toml:"buffer"`
+}
+
+// The bounds of Buffer, in bytes.
+const (
+	MinBuffer = 16 << 20 // the least that a process's state is written through
+	maxBuffer = 1 << 30  // more makes a disk no faster
+)
+
+// Buffer returns the memory, in bytes, through which GPU state is written to a disk: a quarter of
+// MemoryLimit, so that operations beside each other have some.
+func (s Staging) Buffer() uint64 {
+	if s.MemoryLimit <= 0 {
+		return maxBuffer
+	}
+	return min(max(uint64(s.MemoryLimit)/4, MinBuffer), maxBuffer)
 }
 
 // Encryption is the section [encryption]: checkpoints in registries. The shim does not use it.
 type Encryption struct {
 	// Recipients are files or directories of public keys that pushed checkpoints are encrypted for.
 	Recipients []string `toml:"recipients"`
-	// DecryptionKeys are files or directories of private keys that pulled images are decrypted with.
-	DecryptionKeys []string `toml:"decryption_keys"`
-	// Required refuses to push or to pull a checkpoint that is not encrypted.
-	Required bool `toml:"required"`
 }
+
+// DecryptionKeys is the directory of the private keys that pulled images are decrypted with. containerd's
+// own decoder has them there.
+const DecryptionKeys = "/etc/containerd/ocicrypt/keys"
 
 // CRIU is the section [criu].
 type CRIU struct {
 	// Path of the criu to use, absolute and of that name; its directory comes first in $PATH, where
 	// runc looks. Empty: the one of this release, in ../lib/gpuckpt/criu, else that of $PATH.
 	Path string `toml:"path"`
-	// PluginDir has criu's plugins. A cuda_plugin.so there is kept from acting a second time.
-	PluginDir string `toml:"plugin_dir"`
-	// RestoreTimeout is how long CRIU may take to restore the processes of a container without
-	// memory; criu.Patience adds to it.
-	RestoreTimeout Duration `toml:"restore_timeout"`
-	// DumpTimeout is how long CRIU and runc may do nothing while they dump a container.
-	DumpTimeout Duration `toml:"dump_timeout"`
 	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
 	// string, a number, or a list of strings.
 	Options map[string]any `toml:"options"`
 }
 
-// The values of on_checkpoint.
+// MaxCopyThreads is the highest number of threads that can copy in a process.
+const MaxCopyThreads = 32
+
+// Debug is the section [debug]: what tests and the benchmark compare with. It may change in any
+// release.
+type Debug struct {
+	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
+	// leaves the copying to the driver. Fewer processors have fewer.
+	CopyThreads int `toml:"copy_threads"`
+	// HostMemory is how much memory of its own, in bytes, a mapping holds that is copied past CRIU; 0
+	// leaves all to CRIU.
+	HostMemory int64 `toml:"host_memory"`
+}
+
+// The values of annotations.OnCheckpoint.
 const (
 	Keep = "keep" // the container continues
 	Stop = "stop" // the container ends
 )
 
-// Accept is the other value of [restore] changed_files.
+// Accept is the other value of annotations.ChangedFiles.
 const Accept = "accept"
 
-// End is the other value of [checkpoint] shells.
+// End is the other value of shells.
 const End = "end"
 
 // The values of when_short.
@@ -167,16 +179,15 @@ func Default() Node {
 	return Node{
 		LockTimeout:  Duration(10 * time.Second),
 		StallTimeout: Duration(time.Minute),
-		OnCheckpoint: Keep,
+		Shells:       Refuse,
 		LogDir:       "/var/log/gpuckpt",
 		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
-		Checkpoint:   Checkpoint{ExecWait: Duration(10 * time.Second), ExecHold: Duration(time.Minute), Shells: Refuse},
-		Staging:      Staging{Steer: true, CopyThreads: 8, Cgroup: "gpuckpt", WhenShort: Refuse, Memory: 64 << 20, Buffer: 1 << 30},
-		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}, ChangedFiles: Refuse},
+		Staging:      Staging{Steer: true, Cgroup: "gpuckpt", WhenShort: Refuse},
+		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
-		Encryption:   Encryption{Recipients: []string{}, DecryptionKeys: []string{"/etc/containerd/ocicrypt/keys"}},
-		CRIU:         CRIU{RestoreTimeout: Duration(2 * time.Minute), DumpTimeout: Duration(2 * time.Minute)},
+		Encryption:   Encryption{Recipients: []string{}},
+		Debug:        Debug{CopyThreads: 8, HostMemory: 64 << 20},
 	}
 }
 
@@ -217,7 +228,7 @@ func (n Node) withBundled() Node {
 // parse is strict: a setting that it does not know is an error.
 func parse(data []byte) (Node, error) {
 	node := Default()
-	if err := Decode(data, &node); err != nil {
+	if err := decode(data, &node, gone); err != nil {
 		return Node{}, err
 	}
 	return node, node.check()
@@ -236,11 +247,8 @@ func (n *Node) check() error {
 	if !filepath.IsAbs(n.StateDir) {
 		return fmt.Errorf("state_dir is %q; it must be an absolute path, such as /var/lib/gpuckpt/records", n.StateDir)
 	}
-	if err := oneOf(n.OnCheckpoint, Keep, Stop); err != nil {
-		return fmt.Errorf("on_checkpoint %w", err)
-	}
-	if err := n.Checkpoint.check(); err != nil {
-		return fmt.Errorf("[checkpoint] %w", err)
+	if err := oneOf(n.Shells, Refuse, End); err != nil {
+		return fmt.Errorf("shells %w", err)
 	}
 	if err := n.Staging.check(); err != nil {
 		return fmt.Errorf("[staging] %w", err)
@@ -254,37 +262,15 @@ func (n *Node) check() error {
 	if path := n.CRIU.Path; path != "" && (!filepath.IsAbs(path) || filepath.Base(path) != "criu") {
 		return fmt.Errorf("[criu] path is %q; it must be an absolute path that ends in /criu, the name that runc looks for", path)
 	}
-	if n.CRIU.DumpTimeout <= 0 {
-		return fmt.Errorf("[criu] dump_timeout is %v; it must be more than 0", time.Duration(n.CRIU.DumpTimeout))
-	}
-	if n.CRIU.RestoreTimeout <= 0 {
-		return fmt.Errorf("[criu] restore_timeout is %v; it must be more than 0", time.Duration(n.CRIU.RestoreTimeout))
-	}
 	for name, value := range n.CRIU.Options {
 		if _, err := CRIULines(name, value); err != nil {
 			return fmt.Errorf("[criu.options]: %w", err)
 		}
 	}
-	return nil
-}
-
-func (c *Checkpoint) check() error {
-	if c.ExecWait < 0 || c.ExecHold < 0 {
-		return errors.New("exec_wait and exec_hold must not be negative")
-	}
-	if err := oneOf(c.Shells, Refuse, End); err != nil {
-		return fmt.Errorf("shells %w", err)
+	if err := n.Debug.check(); err != nil {
+		return fmt.Errorf("[debug] %w", err)
 	}
 	return nil
-}
-
-// LargeMemory returns the memory that a mapping holds, in bytes, for it to be copied past CRIU; 0 if
-// none is.
-func (s *Staging) LargeMemory() uint64 {
-	if !s.Steer {
-		return 0
-	}
-	return uint64(max(s.Memory, 0))
 }
 
 func (s *Staging) check() error {
@@ -294,17 +280,18 @@ func (s *Staging) check() error {
 	if s.MemoryLimit < 0 || s.MemoryLimit > 0 && s.Cgroup == "" {
 		return fmt.Errorf("memory_limit is %d; it must not be negative, and needs a cgroup", s.MemoryLimit)
 	}
-	if n := s.CopyThreads; n < 0 || n > MaxCopyThreads {
-		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, MaxCopyThreads)
-	}
 	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
 		return fmt.Errorf("when_short %w", err)
 	}
-	if s.Memory < 0 {
-		return fmt.Errorf("memory is %d; it must not be negative", s.Memory)
+	return nil
+}
+
+func (d *Debug) check() error {
+	if n := d.CopyThreads; n < 0 || n > MaxCopyThreads {
+		return fmt.Errorf("copy_threads is %d; it must be from 0 to %d", n, MaxCopyThreads)
 	}
-	if s.Buffer < MinBuffer {
-		return fmt.Errorf("buffer is %d; it must be %d or more", s.Buffer, MinBuffer)
+	if d.HostMemory < 0 {
+		return fmt.Errorf("host_memory is %d; it must not be negative", d.HostMemory)
 	}
 	return nil
 }
@@ -360,8 +347,27 @@ func CRIULines(name string, value any) (string, error) {
 	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
+// gone are the settings that there were, each with what to do instead.
+var gone = map[string]string{
+	"helper":                     "put gpuckpt-cuda-helper beside the shim, or in containerd's $PATH",
+	"on_checkpoint":              "set the annotation " + annotations.OnCheckpoint + " on containers",
+	"checkpoint":                 "lock_timeout counts for exec'd processes, too; shells stands before the first section",
+	"staging.copy_threads":       "only tests need it, as copy_threads in [debug]",
+	"staging.memory":             "only tests need it, as host_memory in [debug]",
+	"staging.buffer":             "the buffer is a quarter of memory_limit, at most 1 GiB",
+	"restore.changed_files":      "set the annotation " + annotations.ChangedFiles + " on the container that is restored",
+	"encryption.decryption_keys": "put the keys into " + DecryptionKeys + ", or name them with --decrypt-key",
+	"encryption.required":        "set recipients, for which each push is encrypted",
+	"criu.plugin_dir":            "set CRIU_LIBS_DIR in containerd's environment",
+	"criu.dump_timeout":          "stall_timeout counts, and CRIU has twice as long",
+	"criu.restore_timeout":       "stall_timeout counts, and CRIU has twice as long",
+}
+
 // Decode decodes TOML strictly: its error names the settings that into does not have.
-func Decode(data []byte, into any) error {
+func Decode(data []byte, into any) error { return decode(data, into, nil) }
+
+// decode is Decode, which says of settings that are gone what to do instead.
+func decode(data []byte, into any, gone map[string]string) error {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
@@ -369,10 +375,14 @@ func Decode(data []byte, into any) error {
 	if !errors.As(err, &strict) {
 		return err
 	}
-	var names []string
+	var unknown []string
 	for _, each := range strict.Errors {
 		row, _ := each.Position()
-		names = append(names, fmt.Sprintf("%s (line %d)", strings.Join(each.Key(), "."), row))
+		name := strings.Join(each.Key(), ".")
+		if instead, was := gone[name]; was {
+			return fmt.Errorf("setting %s (line %d) is gone: delete it; %s", name, row, instead)
+		}
+		unknown = append(unknown, fmt.Sprintf("%s (line %d)", name, row))
 	}
-	return fmt.Errorf("unknown setting %s", strings.Join(names, ", "))
+	return fmt.Errorf("unknown setting %s", strings.Join(unknown, ", "))
 }

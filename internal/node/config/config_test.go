@@ -48,37 +48,32 @@ func TestParse(t *testing.T) {
 		{name: "nothing", want: Default()},
 		{name: "a comment", text: "# all defaults\n", want: Default()},
 		{name: "everything", text: `
-helper = "/opt/helper"
+driver_root = "/opt/driver"
 lock_timeout = "1m30s"
-on_checkpoint = "stop"
+stall_timeout = "5s"
+shells = "end"
 log_dir = "/logs"
 [staging]
 steer = false
-copy_threads = 0
 cgroup = "a/b"
 memory_limit = 100
 when_short = "write-through"
-memory = 1048576
-buffer = 33554432
-[checkpoint]
-exec_wait = "0s"
-exec_hold = "5s"
-shells = "end"
 [criu]
 path = "/opt/criu/criu"
-restore_timeout = "1s"
-dump_timeout = "1m"
-plugin_dir = "/opt/criu/plugins"
+[debug]
+copy_threads = 0
+host_memory = 1048576
 [criu.options]
 tcp-established = true
 ghost-limit = 1048576
 network-lock = "skip"
 external = ["mnt[a]:b", "dev[c]:d"]
 `, want: with(func(c *Node) {
-			c.Helper, c.LockTimeout, c.OnCheckpoint, c.LogDir = "/opt/helper", Duration(90*time.Second), "stop", "/logs"
-			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough, Memory: 1 << 20, Buffer: 32 << 20}
-			c.Checkpoint = Checkpoint{ExecHold: Duration(5 * time.Second), Shells: "end"}
-			c.CRIU = CRIU{Path: "/opt/criu/criu", PluginDir: "/opt/criu/plugins", RestoreTimeout: Duration(time.Second), DumpTimeout: Duration(time.Minute), Options: map[string]any{
+			c.DriverRoot, c.LogDir, c.Shells = "/opt/driver", "/logs", End
+			c.LockTimeout, c.StallTimeout = Duration(90*time.Second), Duration(5*time.Second)
+			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough}
+			c.Debug = Debug{HostMemory: 1 << 20}
+			c.CRIU = CRIU{Path: "/opt/criu/criu", Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
 				"external": []any{"mnt[a]:b", "dev[c]:d"},
 			}}
@@ -88,21 +83,18 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "unknown settings", text: "a = 1\n[criu]\nb = 2\n", err: "unknown setting a (line 1), criu.b (line 3)"},
 		{name: "unknown section", text: "[crui]\n", err: "unknown setting crui"},
 		{name: "not TOML", text: "lock_timeout: 1s", err: "toml"},
-		{name: "the same twice", text: "helper = \"a\"\nhelper = \"b\"", err: "helper"},
+		{name: "the same twice", text: "log_dir = \"a\"\nlog_dir = \"b\"", err: "log_dir"},
 		{name: "a number for a duration", text: "lock_timeout = 10", err: "lock_timeout is 10ns"},
 		{name: "no duration", text: `lock_timeout = "soon"`, err: "soon"},
 		{name: "no time at all", text: `lock_timeout = "0s"`, err: "1ms or more"},
 		{name: "negative", text: `lock_timeout = "-1s"`, err: "1ms or more"},
-		{name: "no such choice", text: `on_checkpoint = "pause"`, err: `on_checkpoint is "pause"`},
-		{name: "empty choice", text: `on_checkpoint = ""`, err: `on_checkpoint is ""`},
-		{name: "negative wait", text: "[checkpoint]\nexec_hold = \"-1s\"", err: "[checkpoint] exec_wait and exec_hold must not be negative"},
-		{name: "no such end of a shell", text: "[checkpoint]\nshells = \"kill\"", err: `shells is "kill"; it must be "refuse" or "end"`},
-		{name: "no time for a dump", text: "[criu]\ndump_timeout = \"0s\"", err: "it must be more than 0"},
-		{name: "no time for CRIU", text: "[criu]\nrestore_timeout = \"0s\"", err: "it must be more than 0"},
+		{name: "no such end of a shell", text: `shells = "kill"`, err: `shells is "kill"; it must be "refuse" or "end"`},
+		{name: "empty choice", text: `shells = ""`, err: `shells is ""`},
+		{name: "no time for the driver", text: `stall_timeout = "1ms"`, err: "it must be 1s or more"},
 		{name: "no such way", text: "[staging]\nwhen_short = \"spill\"", err: `when_short is "spill"; it must be "refuse", "write-through" or "driver"`},
-		{name: "too many threads", text: "[staging]\ncopy_threads = 33", err: "copy_threads is 33; it must be from 0 to 32"},
-		{name: "fewer threads than none", text: "[staging]\ncopy_threads = -1", err: "copy_threads is -1"},
-		{name: "too small a buffer", text: "[staging]\nbuffer = 1048576", err: "buffer is 1048576; it must be 16777216 or more"},
+		{name: "too many threads", text: "[debug]\ncopy_threads = 33", err: "[debug] copy_threads is 33; it must be from 0 to 32"},
+		{name: "fewer threads than none", text: "[debug]\ncopy_threads = -1", err: "copy_threads is -1"},
+		{name: "less memory than none", text: "[debug]\nhost_memory = -1", err: "host_memory is -1"},
 		{name: "criu of another name", text: "[criu]\npath = \"/usr/sbin/criu-4.2\"", err: "ends in /criu"},
 		{name: "relative criu", text: "[criu]\npath = \"bin/criu\"", err: "absolute path"},
 		{name: "option in capitals", text: "[criu.options]\nTCP = true", err: `[criu.options]: "TCP" is not a name`},
@@ -124,9 +116,9 @@ external = ["mnt[a]:b", "dev[c]:d"]
 
 func TestLoad(t *testing.T) {
 	t.Run("named and there", func(t *testing.T) {
-		useConfig(t, `helper = "/opt/helper"`)
+		useConfig(t, `log_dir = "/logs"`)
 		config, err := Load()
-		if err != nil || config.Helper != "/opt/helper" {
+		if err != nil || config.LogDir != "/logs" {
 			t.Errorf("got %+v, error %v", config, err)
 		}
 	})
@@ -149,11 +141,36 @@ func TestLoad(t *testing.T) {
 	})
 }
 
+// A file that names a setting that there was is told what to do instead.
+func TestGone(t *testing.T) {
+	for name, instead := range gone {
+		section, key, inSection := strings.Cut(name, ".")
+		text := name + " = 1\n"
+		if inSection {
+			text = "[" + section + "]\n" + key + " = 1\n"
+		}
+		_, err := parse([]byte(text))
+		wantError(t, err, "setting "+name+" (line ")
+		wantError(t, err, "is gone: delete it; "+instead)
+	}
+	_, err := parse([]byte("lock_timout = 1\n[checkpoint]\nexec_wait = \"1s\"\nexec_hold = \"1s\"\n[staging]\nbuffer = 1\n"))
+	wantError(t, err, "setting checkpoint (line 2) is gone")
+}
+
+// Operations beside each other have some of a limit each.
+func TestBuffer(t *testing.T) {
+	for limit, want := range map[int64]uint64{0: 1 << 30, 1: 16 << 20, 192 << 20: 48 << 20, 64 << 30: 1 << 30} {
+		if got := (Staging{MemoryLimit: limit}).Buffer(); got != want {
+			t.Errorf("with a limit of %d the buffer is %d, want %d", limit, got, want)
+		}
+	}
+}
+
 // What is accepted is usable: no setting can bring a line into CRIU's
 // configuration that is not its own.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
-		"", "lock_timeout = \"10s\"\n", "[criu]\npath = \"/x/criu\"\n", "on_checkpoint = \"stop\"",
+		"", "lock_timeout = \"10s\"\n", "[criu]\npath = \"/x/criu\"\n", "shells = \"end\"",
 		"[criu.options]\na = true\nb = \"c d\"\ne = [\"f\", \"g\"]\nh = 1\n", "[criu.options]\n\"\" = \"x\"", "a = {b = 1}",
 	} {
 		f.Add([]byte(seed))
@@ -163,7 +180,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if config.LockTimeout <= 0 || config.OnCheckpoint != Keep && config.OnCheckpoint != Stop {
+		if config.LockTimeout <= 0 || config.Shells != Refuse && config.Shells != End {
 			t.Errorf("accepted %+v", config)
 		}
 		for name, value := range config.CRIU.Options {

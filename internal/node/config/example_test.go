@@ -58,7 +58,7 @@ func TestAnnotationsExplained(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range append([]string{annotations.OnCheckpoint, annotations.Restore, annotations.WhenShort}, criuAnnotations...) {
+	for _, name := range append([]string{annotations.OnCheckpoint, annotations.Restore, annotations.ChangedFiles}, criuAnnotations...) {
 		if !strings.Contains(string(guide), "`"+name+"`") {
 			t.Errorf("configuration.md does not explain the annotation %s", name)
 		}

@@ -36,27 +36,14 @@ func For(annotations map[string]string) Source {
 
 // StopsAfterCheckpoint reports whether a checkpoint ends the container by default.
 func (v View) StopsAfterCheckpoint() (bool, error) {
-	want, err := v.choose(annotations.OnCheckpoint, v.OnCheckpoint, Keep, Stop)
+	want, err := v.choose(annotations.OnCheckpoint, Keep, Keep, Stop)
 	return want == Stop, err
-}
-
-// WhenShort returns what becomes of a checkpoint of the container whose GPU state does not fit in
-// memory: Refuse, WriteThrough or Driver.
-func (v View) WhenShort() (string, error) {
-	return v.choose(annotations.WhenShort, v.Staging.WhenShort, Refuse, WriteThrough, Driver)
-}
-
-// EndsShells reports whether a checkpoint ends processes that were exec'd into the container with
-// a terminal.
-func (v View) EndsShells() (bool, error) {
-	want, err := v.choose(annotations.Shells, v.Checkpoint.Shells, Refuse, End)
-	return want == End, err
 }
 
 // AcceptsChangedFiles reports whether files on the container's volumes may have changed since the
 // checkpoint.
 func (v View) AcceptsChangedFiles() (bool, error) {
-	want, err := v.choose(annotations.ChangedFiles, v.Restore.ChangedFiles, Refuse, Accept)
+	want, err := v.choose(annotations.ChangedFiles, Refuse, Refuse, Accept)
 	return want == Accept, err
 }
 
@@ -82,11 +69,11 @@ const (
 	Allow = "allow"
 )
 
-// choose returns the value of an annotation, which must be one of the words, or else the node's.
-func (v View) choose(key, node string, words ...string) (string, error) {
+// choose returns the value of an annotation, which must be one of the words, or else the default.
+func (v View) choose(key, otherwise string, words ...string) (string, error) {
 	value, annotated := v.Annotations[key]
 	if !annotated {
-		return node, nil
+		return otherwise, nil
 	}
 	if err := oneOf(value, words...); err != nil {
 		return "", fmt.Errorf("annotation %s %w: %w", key, err, errdefs.ErrInvalidArgument)
@@ -97,8 +84,7 @@ func (v View) choose(key, node string, words ...string) (string, error) {
 // criuAnnotations are the options of CRIU that a container may set for itself. Others
 // (action-script, libdir, external) reach beyond the container, so only the node's file may.
 var criuAnnotations = []string{
-	"tcp-established", "tcp-close", "skip-in-flight", "link-remap",
-	"ghost-limit", "timeout", "network-lock",
+	"tcp-established", "tcp-close", "skip-in-flight", "ghost-limit",
 }
 
 // CRIUOptions returns the node's options of CRIU with the container's over them.
@@ -144,9 +130,6 @@ type Restore struct {
 	// Images are the images that may be restored: patterns (path.Match) of their names,
 	// and digests of manifests, "sha256:…". Empty: all.
 	Images []string `toml:"images"`
-	// ChangedFiles decides what becomes of a restore when a file on a volume, which a program had
-	// open or mapped, has another size: Refuse or Accept. One that is open for appending may grow.
-	ChangedFiles string `toml:"changed_files"`
 }
 
 // Signing is the section [signing].
@@ -174,9 +157,6 @@ func (r Restore) check() error {
 		if !path.IsAbs(key) {
 			return fmt.Errorf("keys: %q is not an absolute path", key)
 		}
-	}
-	if err := oneOf(r.ChangedFiles, Refuse, Accept); err != nil {
-		return fmt.Errorf("changed_files %w", err)
 	}
 	for _, pattern := range r.Images {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {

@@ -69,21 +69,6 @@ func TestAllowsImage(t *testing.T) {
 	}
 }
 
-func TestWhenShort(t *testing.T) {
-	for value, want := range map[string]string{"refuse": "refuse", "write-through": "write-through", "driver": "driver"} {
-		got, err := View{Default(), map[string]string{annotations.WhenShort: value}}.WhenShort()
-		if err != nil || got != want {
-			t.Errorf("%q: got %q, %v", value, got, err)
-		}
-	}
-	if got, err := (View{Node: Default()}).WhenShort(); err != nil || got != Refuse {
-		t.Errorf("without an annotation: got %q, %v", got, err)
-	}
-	if _, err := (View{Default(), map[string]string{annotations.WhenShort: ""}}).WhenShort(); !errors.Is(err, errdefs.ErrInvalidArgument) {
-		t.Errorf("an empty annotation: got %v", err)
-	}
-}
-
 func TestAllowsIOUring(t *testing.T) {
 	for value, want := range map[string]bool{"allow": true, "deny": false} {
 		if got, err := (View{Annotations: map[string]string{annotations.IOUring: value}}).AllowsIOUring(); err != nil || got != want {
@@ -100,14 +85,14 @@ func TestAllowsIOUring(t *testing.T) {
 
 // An operation sees one file, whatever becomes of it meanwhile.
 func TestSourceReadsOnce(t *testing.T) {
-	useConfig(t, `on_checkpoint = "stop"`)
+	useConfig(t, `log_dir = "/logs"`)
 	read := For(nil)
 	first, err := read()
 	if err != nil {
 		t.Fatal(err)
 	}
 	useConfig(t, `nonsense`)
-	if second, err := read(); err != nil || first.OnCheckpoint != second.OnCheckpoint {
+	if second, err := read(); err != nil || first.LogDir != second.LogDir {
 		t.Errorf("the second time: %v, %v", second, err)
 	}
 	if _, err := For(nil)(); !errors.Is(err, ErrInvalid) {

@@ -66,7 +66,7 @@ func TakeMemory(ctx context.Context, who Who, node config.Staging) (*Memory, err
 	limit := uint64(node.MemoryLimit)
 	need := uint64(workers)
 	if limit > need {
-		need += min(uint64(node.Buffer), (limit-need)/4*3) // as gpustate's chooseWindow shares it
+		need += min(node.Buffer(), (limit-need)/4*3) // as gpustate's chooseWindow shares it
 	}
 	return who.claim(ctx, folder("memory", node.Cgroup), limit, need, fault.Bound(within))
 }

@@ -130,7 +130,7 @@ func (k *Helpers) Start(ctx context.Context, opts cuda.Options) (*cuda.Helper, e
 // place adds where the helper and the driver are.
 func (k *Helpers) place(opts cuda.Options) (cuda.Options, error) {
 	place, err := driverroot.Find(k.Node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), k.Node.CDISpecDirs)
-	opts.Path, opts.LibraryDir, opts.StallTimeout = k.Node.Helper, place.Dir, time.Duration(k.Node.StallTimeout)
+	opts.LibraryDir, opts.StallTimeout = place.Dir, time.Duration(k.Node.StallTimeout)
 	return opts, err
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -124,8 +123,8 @@ func (p processes) refuse() error {
 	}
 	switch {
 	case len(p.shells) > 0:
-		return fmt.Errorf("processes were exec'd into the container with a terminal and would be missing from the checkpoint: %s; leave the shell and try again, or have checkpoints end it, by shells = %q in [checkpoint] of %s or the annotation %s: %w",
-			describe(p.shells), config.End, config.Path, annotations.Shells, errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("processes were exec'd into the container with a terminal and would be missing from the checkpoint: %s; leave the shell and try again, or have checkpoints end it, by shells = %q in %s: %w",
+			describe(p.shells), config.End, config.Path, errdefs.ErrFailedPrecondition)
 	case len(p.others) > 0:
 		return fmt.Errorf("processes were exec'd into the container and would be missing from the checkpoint: %s; end them and try again: %w",
 			describe(p.others), errdefs.ErrFailedPrecondition)

@@ -29,12 +29,10 @@ type Gate struct {
 	changed  chan struct{} // closed, and replaced, when one of these changes; nil while nobody waits
 }
 
-// Enter waits until the gate is open, at most as long as bound returns; bound is called if there
-// is something to wait for. leave must be called when the process is in the container, or has
-// failed to start.
-func (g *Gate) Enter(ctx context.Context, bound func() time.Duration) (leave func(), err error) {
+// Enter waits until the gate is open, at most as long as within. leave must be called when the
+// process is in the container, or has failed to start.
+func (g *Gate) Enter(ctx context.Context, within time.Duration) (leave func(), err error) {
 	var over <-chan time.Time
-	var within time.Duration
 	for {
 		g.mu.Lock()
 		if g.ended != nil {
@@ -49,7 +47,6 @@ func (g *Gate) Enter(ctx context.Context, bound func() time.Duration) (leave fun
 		changed := g.next()
 		g.mu.Unlock()
 		if over == nil {
-			within = bound()
 			timer := time.NewTimer(within)
 			defer timer.Stop()
 			over = timer.C
@@ -57,7 +54,7 @@ func (g *Gate) Enter(ctx context.Context, bound func() time.Duration) (leave fun
 		select {
 		case <-changed:
 		case <-over:
-			return nil, fmt.Errorf("cannot exec in the container: it is paused or being checkpointed, and the exec has waited %v for it to go on (exec_hold in [checkpoint]): try again: %w", within, errdefs.ErrFailedPrecondition)
+			return nil, fmt.Errorf("cannot exec in the container: it is paused or being checkpointed, and the exec has waited %v for it to go on: try again: %w", within, errdefs.ErrFailedPrecondition)
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait until the container goes on after its checkpoint: %w", context.Cause(ctx))
 		}

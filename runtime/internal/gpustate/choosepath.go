@@ -10,7 +10,6 @@ import (
 	"github.com/docker/go-units"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -38,8 +37,8 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 		window, err := chooseWindow(node, room, procs)
 		return writeThrough{window: window}, err
 	case known && short != "" && !through:
-		return nil, fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s or the annotation %s: %w",
-			short, config.WriteThrough, config.Path, annotations.WhenShort, errdefs.ErrResourceExhausted)
+		return nil, fmt.Errorf("%s: free some, or have the state written to the disk while the driver is at work, by when_short = %q in [staging] of %s: %w",
+			short, config.WriteThrough, config.Path, errdefs.ErrResourceExhausted)
 	case known && short != "" && dir == "":
 		return nil, fmt.Errorf("%s: free some, or suspend with a spill: %w", short, errdefs.ErrResourceExhausted)
 	case known && short != "" && !steers:
@@ -95,9 +94,9 @@ func chooseWindow(node config.Staging, room uint64, procs []cuda.Process) (uint6
 	}
 	// A quarter stays for what is about the pages: the kernel's own memory.
 	room -= min(room, tracerMemory)
-	window := min(uint64(node.Buffer), room/4*3) / n
+	window := min(node.Buffer(), room/4*3) / n
 	if window < staging.MinWindow {
-		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise buffer or memory_limit in [staging] of %s: %w",
+		return 0, fmt.Errorf("there is too little memory to write the GPU state through: each of %d processes needs %s, and gets %s: free some, or raise memory_limit in [staging] of %s: %w",
 			n, size(staging.MinWindow), size(window), config.Path, errdefs.ErrResourceExhausted)
 	}
 	return window, nil

@@ -61,7 +61,7 @@ func TestChoosePathWithoutMemory(t *testing.T) {
 				t.Errorf("the error is no ErrResourceExhausted: %v", err)
 			}
 			through, is := path.(writeThrough)
-			if err == nil && is != test.window || through.window > uint64(staging.Buffer)/2 {
+			if err == nil && is != test.window || through.window > staging.Buffer()/2 {
 				t.Errorf("the path is %#v", path)
 			}
 		})

@@ -79,6 +79,7 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 		}
 	}
 	t.Setenv("LD_LIBRARY_PATH", softDir) // the helper's as well
+	t.Setenv("PATH", softDir+":"+os.Getenv("PATH"))
 	t.Setenv("SOFTCUDA_DEV", dev)
 	free, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -145,7 +146,7 @@ func runPlain(cmd *exec.Cmd) (wait func() (int, error), err error) {
 // options are those of a node without a staging cgroup, and of a container with all GPUs.
 func (w *work) options() Options {
 	node := config.Default()
-	node.Helper, node.Staging.Cgroup = filepath.Join(softDir, cuda.HelperName), ""
+	node.Staging.Cgroup = ""
 	return Options{Config: node, Request: cdi.Request{AllNodes: true}}
 }
 

@@ -272,7 +272,7 @@ func (r *Restoration) find(ctx context.Context) error {
 		}
 		s.procs = append(s.procs, q)
 	}
-	s.copyThreads = steer.CopyThreads(s.opts.Config.Staging.CopyThreads, s.target.Init(), copying, r.share.AtOnce())
+	s.copyThreads = steer.CopyThreads(s.opts.Config.Debug.CopyThreads, s.target.Init(), copying, r.share.AtOnce())
 	return nil
 }
 

@@ -163,7 +163,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	for i, p := range s.procs {
 		pids[i] = p.PID.Host
 	}
-	s.copyThreads = steer.CopyThreads(opts.Config.Staging.CopyThreads, s.target.Init(), pids, 1)
+	s.copyThreads = steer.CopyThreads(opts.Config.Debug.CopyThreads, s.target.Init(), pids, 1)
 	s.helpers.IdleAfter(cudahelper.Idle)
 	return nil
 }

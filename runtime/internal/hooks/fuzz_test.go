@@ -16,11 +16,11 @@ import (
 
 // A hook that is accepted can be run.
 func FuzzRead(f *testing.F) {
-	f.Add("before-checkpoint", "sync now", ".timeout", "10s")
-	f.Add("after-restore", `["sh","-c","true"]`, ".on-failure", "log")
-	f.Add("after-checkpoint", "signal:SIGUSR1", ".on-failure", "refuse")
+	f.Add("before-checkpoint", "sync now", "timeout", "10s")
+	f.Add("after-restore", `["sh","-c","true"]`, "after-restore.on-failure", "log")
+	f.Add("after-checkpoint", "signal:SIGUSR1", "after-checkpoint", "true")
 	f.Fuzz(func(t *testing.T, name, value, of, more string) {
-		all, err := Read(map[string]string{annotations.HookPrefix + name: value, annotations.HookPrefix + name + of: more})
+		all, err := Read(map[string]string{annotations.HookPrefix + name: value, annotations.HookPrefix + of: more})
 		if err != nil {
 			return
 		}

@@ -56,10 +56,10 @@ const defaultTimeout = 30 * time.Second
 // this one's turn, and their clients for them.
 const longest = 10 * time.Minute
 
-// What is added to the name of a hook's annotation, and the values of onFailure.
+// The annotations beside those of the hooks, without their prefix, and the values of onFailure.
 const (
-	timeout   = ".timeout"
-	onFailure = ".on-failure"
+	timeout   = "timeout" // of each hook
+	onFailure = "after-restore.on-failure"
 	refuse    = "refuse"
 	logged    = "log"
 )
@@ -70,48 +70,52 @@ const signalPrefix = "signal:"
 // Read reads the hooks of a container. An annotation that is none of them is an error.
 func Read(container map[string]string) (Hooks, error) {
 	var all Hooks
+	within := defaultTimeout
 	known := map[string]**Hook{"before-checkpoint": &all.BeforeCheckpoint, "after-checkpoint": &all.AfterCheckpoint, "after-restore": &all.AfterRestore}
-	for _, key := range slices.Sorted(maps.Keys(container)) {
+	for _, key := range slices.Sorted(maps.Keys(container)) { // a hook comes before its onFailure
 		name, ours := strings.CutPrefix(key, annotations.HookPrefix)
 		if !ours {
 			continue
 		}
-		event := strings.TrimSuffix(strings.TrimSuffix(name, timeout), onFailure)
-		at, ok := known[event]
-		if !ok {
-			return Hooks{}, fmt.Errorf("annotation %s: there are only the hooks %s: %w", key, strings.Join(slices.Sorted(maps.Keys(known)), ", "), errdefs.ErrInvalidArgument)
+		var err error
+		switch at, ok := known[name]; {
+		case ok:
+			*at = &Hook{Name: name, Refuse: name == "before-checkpoint"}
+			err = (*at).parse(container[key])
+		case name == timeout:
+			within, err = readTimeout(container[key])
+		case name == onFailure && all.AfterRestore != nil:
+			all.AfterRestore.Refuse, err = readOnFailure(container[key])
+		case name == onFailure:
+			err = fmt.Errorf("there is no annotation %safter-restore", annotations.HookPrefix)
+		default:
+			err = fmt.Errorf("there are only the hooks %s, and beside them %s and %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "), timeout, onFailure)
 		}
-		if *at == nil && event == name {
-			*at = &Hook{Name: name, Timeout: defaultTimeout, Refuse: name == "before-checkpoint"}
-		}
-		if *at == nil { // the name itself sorts first
-			return Hooks{}, fmt.Errorf("annotation %s: there is no annotation %s%s: %w", key, annotations.HookPrefix, event, errdefs.ErrInvalidArgument)
-		}
-		if err := (*at).set(strings.TrimPrefix(name, event), container[key]); err != nil {
+		if err != nil {
 			return Hooks{}, fmt.Errorf("annotation %s is %q; %w: %w", key, container[key], err, errdefs.ErrInvalidArgument)
+		}
+	}
+	for _, at := range known {
+		if *at != nil {
+			(*at).Timeout = within
 		}
 	}
 	return all, nil
 }
 
-// set sets what one annotation says.
-func (h *Hook) set(what, value string) (err error) {
-	switch what {
-	case timeout:
-		if h.Timeout, err = time.ParseDuration(value); err != nil || h.Timeout <= 0 || h.Timeout > longest {
-			return fmt.Errorf(`it must be a time, such as "10s", and %v at most`, longest)
-		}
-	case onFailure:
-		if value != refuse && value != logged {
-			return fmt.Errorf("it must be %q or %q", refuse, logged)
-		}
-		if h.Refuse = value == refuse; h.Refuse && h.Name == "after-checkpoint" {
-			return fmt.Errorf("it can only be %q: the checkpoint is over", logged)
-		}
-	default:
-		return h.parse(value)
+func readTimeout(value string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 || d > longest {
+		return 0, fmt.Errorf(`it must be a time, such as "10s", and %v at most`, longest)
 	}
-	return nil
+	return d, nil
+}
+
+func readOnFailure(value string) (refuses bool, err error) {
+	if value != refuse && value != logged {
+		return false, fmt.Errorf("it must be %q or %q", refuse, logged)
+	}
+	return value == refuse, nil
 }
 
 // parse parses a signal, a JSON array, or words.

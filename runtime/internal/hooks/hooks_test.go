@@ -21,6 +21,7 @@ import (
 
 func TestRead(t *testing.T) {
 	const before, after, restored = "dev.gpuckpt.hook.before-checkpoint", "dev.gpuckpt.hook.after-checkpoint", "dev.gpuckpt.hook.after-restore"
+	const timeout = "dev.gpuckpt.hook.timeout"
 	for _, test := range []struct {
 		annotations map[string]string
 		want        Hooks
@@ -28,22 +29,23 @@ func TestRead(t *testing.T) {
 	}{
 		{map[string]string{"other": "x"}, Hooks{}, ""},
 		{
-			map[string]string{before: `["sh","-c","a 'b'"]`, after: "wake up", restored: "signal:SIGUSR1", restored + ".timeout": "5s", restored + ".on-failure": "refuse"},
+			map[string]string{before: `["sh","-c","a 'b'"]`, after: "wake up", restored: "signal:SIGUSR1", timeout: "5s", restored + ".on-failure": "refuse"},
 			Hooks{
-				&Hook{Name: "before-checkpoint", Command: []string{"sh", "-c", "a 'b'"}, Timeout: defaultTimeout, Refuse: true},
-				&Hook{Name: "after-checkpoint", Command: []string{"wake", "up"}, Timeout: defaultTimeout},
+				&Hook{Name: "before-checkpoint", Command: []string{"sh", "-c", "a 'b'"}, Timeout: 5 * time.Second, Refuse: true},
+				&Hook{Name: "after-checkpoint", Command: []string{"wake", "up"}, Timeout: 5 * time.Second},
 				&Hook{Name: "after-restore", Signal: unix.SIGUSR1, Timeout: 5 * time.Second, Refuse: true},
 			}, "",
 		},
-		{map[string]string{before: "x", before + ".on-failure": "log"}, Hooks{BeforeCheckpoint: &Hook{Name: "before-checkpoint", Command: []string{"x"}, Timeout: defaultTimeout}}, ""},
+		{map[string]string{timeout: "5s"}, Hooks{}, ""},
+		{map[string]string{restored: "x", restored + ".on-failure": "log"}, Hooks{AfterRestore: &Hook{Name: "after-restore", Command: []string{"x"}, Timeout: defaultTimeout}}, ""},
 		{map[string]string{"dev.gpuckpt.hook.before": "x"}, Hooks{}, "only the hooks after-checkpoint, after-restore, before-checkpoint"},
-		{map[string]string{before + ".timeuot": "x"}, Hooks{}, "only the hooks"},
-		{map[string]string{before + ".timeout": "1s"}, Hooks{}, "no annotation " + before},
-		{map[string]string{before: "x", before + ".timeout": "1"}, Hooks{}, "a time, such as"},
-		{map[string]string{before: "x", before + ".timeout": "-1s"}, Hooks{}, "a time, such as"},
-		{map[string]string{before: "x", before + ".timeout": "1000h"}, Hooks{}, "10m0s at most"},
-		{map[string]string{before: "x", before + ".on-failure": "ignore"}, Hooks{}, `"refuse" or "log"`},
-		{map[string]string{after: "x", after + ".on-failure": "refuse"}, Hooks{}, `can only be "log"`},
+		{map[string]string{before: "x", before + ".timeout": "1s"}, Hooks{}, "and beside them timeout and after-restore.on-failure"},
+		{map[string]string{restored + ".on-failure": "log"}, Hooks{}, "no annotation " + restored},
+		{map[string]string{before: "x", timeout: "1"}, Hooks{}, "a time, such as"},
+		{map[string]string{before: "x", timeout: "-1s"}, Hooks{}, "a time, such as"},
+		{map[string]string{before: "x", timeout: "1000h"}, Hooks{}, "10m0s at most"},
+		{map[string]string{restored: "x", restored + ".on-failure": "ignore"}, Hooks{}, `"refuse" or "log"`},
+		{map[string]string{after: "x", after + ".on-failure": "refuse"}, Hooks{}, "only the hooks"},
 		{map[string]string{before: " "}, Hooks{}, "must be a command"},
 		{map[string]string{before: "[]"}, Hooks{}, "must be a command"},
 		{map[string]string{before: `["a",1]`}, Hooks{}, "must be a command"},

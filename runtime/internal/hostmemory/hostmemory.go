@@ -38,7 +38,7 @@ func New(ctx context.Context, c Container, images string, read config.Source) *p
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("CRIU dumps all memory")
 	} else {
-		of.Least, of.Digest = view.Staging.LargeMemory(), view.Signing.Key != ""
+		of.Least, of.Digest = view.LargeMemory(), view.Signing.Key != ""
 	}
 	of.Start = func() (*pages.Worker, error) {
 		return charged.Start(ctx, c.Run, view.Staging, pages.StartWorker)
