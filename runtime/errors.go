@@ -19,6 +19,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/driverroot"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
@@ -45,7 +46,7 @@ func toGRPC(err error) error {
 	case refused != nil,
 		errors.Is(err, cuda.ErrNoDriver), errors.Is(err, cuda.ErrDriverTooOld),
 		errors.Is(err, images.ErrSchema), errors.Is(err, images.ErrMalformed), errors.Is(err, images.ErrDamaged), errors.Is(err, image.ErrRefused),
-		errors.Is(err, config.ErrInvalid),
+		errors.Is(err, config.ErrInvalid), errors.Is(err, driverroot.ErrNotFound),
 		errors.Is(err, exec.ErrNotFound), errors.As(err, &program) && program.Op == "fork/exec":
 		code = codes.FailedPrecondition
 	case errors.Is(err, cuda.ErrHelperGone), errors.Is(err, cuda.ErrHelperHung), errors.Is(err, cuda.ErrHelperGarbled),

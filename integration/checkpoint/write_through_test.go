@@ -179,11 +179,11 @@ func TestProcessesWrittenThrough(t *testing.T) {
 }
 
 // By default what memory is too short for is refused, with the setting that
-// helps; the container's annotation has it written through.
+// helps.
 func TestMemoryShort(t *testing.T) {
 	results.Add(t)
 	short(t, "refuses", "")
-	words := []string{"preflight", "memory_limit", `when_short = "write-through"`, "dev.gpuckpt.when-short"}
+	words := []string{"preflight", "memory_limit", `when_short = "write-through"`}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", strconv.Itoa(shortBytes))
 	k.Expect(t, "verify", "bad=0")
 	harness.Says(t, checkpointTask(t, shared, k, harness.DiskDir(t)), append(words, "code = ResourceExhausted")...)
@@ -193,14 +193,6 @@ func TestMemoryShort(t *testing.T) {
 	short(t, "refuses", `when_short = "write-through"`)
 	harness.Says(t, checkpointTask(t, shared, k, memoryDir(t)), "preflight", "is on a tmpfs", "code = ResourceExhausted")
 	goesOn(t, k)
-
-	short(t, "refuses", `when_short = "refuse"`)
-	a := shared.Work(t, harness.RunSpec{
-		ID: harness.Name(t) + "-annotated", GPUs: []int{0}, Annotations: map[string]string{"dev.gpuckpt.when-short": "write-through"},
-	}, "pattern", "--bytes", strconv.Itoa(shortBytes))
-	a.Expect(t, "verify", "bad=0")
-	checkpointInto(t, shared, a, harness.DiskDir(t))
-	goesOn(t, a)
 }
 
 // A disk without room is refused before anything is touched; one that fills up
