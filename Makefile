@@ -92,7 +92,6 @@ quick: ## Build and vet all modules, lint the product, and run the tests that ne
 	@for module in $(MODULES); do echo "build, vet $$module"; (cd $$module && go build -o /dev/null ./... && go vet ./...); done
 	@"$$(hack/setup --print-path)"/golangci-lint run ./...
 	@module=$$(go list -m); go list ./... | grep -vxF "$$(printf "$$module/%s\n" $(NOT_QUICK))" | xargs go test -vet=off
-	@go -C integration test -vet=off ./pairings
 
 .PHONY: test
 test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs root).
@@ -141,6 +140,10 @@ DOCKER ?= /usr/bin
 .PHONY: test-docker
 test-docker: setup build testbeds ## Run the tests with a dockerd (needs root): DOCKER=DIR.
 	GPUCKPT_BIN="$(abspath $(BIN)):$(DOCKER):$$(hack/setup --print-path)" go -C integration test -count=1 -timeout 10m ./docker
+
+.PHONY: test-pairings
+test-pairings: setup build testbeds ## Move GPU memory every way there and back, of which make test has a third (needs root; minutes).
+	$(TEST_ENV) GPUCKPT_TEST_PAIRINGS=all go -C integration test -count=1 -v -timeout 60m ./registry -run TestPairings
 
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all
