@@ -273,13 +273,13 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 
 // preflight refuses what cannot work before anything is touched.
 func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
-	err := k.images.Prepare()
-	if err == nil {
-		if err = k.check(ctx); err != nil {
-			err = sequence.Join(err, k.images.Leave(ctx))
-		}
+	if err := k.images.Prepare(); err != nil {
+		return 0, err
 	}
-	return 0, err
+	if err := k.check(ctx); err != nil {
+		return 0, sequence.Join(err, k.images.Leave(ctx))
+	}
+	return 0, nil
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
@@ -293,8 +293,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	capable := make(chan error, 1) // criu is asked, which takes milliseconds, beside the rest
-	go func() { capable <- k.c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }()
+	capable := beside(func() error { return k.c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}
@@ -316,7 +315,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if k.metadata, err = k.c.gpu.Describe(k.q.Began()); err != nil {
 		return err
 	}
-	return <-capable
+	return capable()
 }
 
 // save saves the GPU state. The pages that dump fills are made meanwhile.

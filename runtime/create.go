@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
@@ -37,149 +39,191 @@ import (
 // Create creates a container. A restore is checked here, before anything of it
 // exists: the metadata, the driver and the GPUs. It then happens in Start.
 func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*taskAPI.CreateTaskResponse, error) {
-	resp, err := s.create(ctx, r)
-	return resp, toGRPC(err)
-}
-
-func (s *Service) create(ctx context.Context, r *taskAPI.CreateTaskRequest) (_ *taskAPI.CreateTaskResponse, err error) {
-	if r.Options, err = runcOptions(r.Options); err != nil {
-		return nil, err
+	began := time.Now()
+	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
+	ctx = k.c.logged(ctx)
+	resp, err := k.run(ctx)
+	if err == nil {
+		return resp, nil
 	}
-	opts := new(options.Options)
-	if r.Options.GetValue() != nil {
-		if err := typeurl.UnmarshalTo(r.Options, opts); err != nil {
-			return nil, fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
-		}
+	if k.restores {
+		s.announce.Over(ctx, "restore", r.ID, began, 0, err)
+		s.announce.Flush(flushWithin)
 	}
-	c := newContainer(r.ID, r.Bundle)
-	ctx = c.logged(ctx)
-	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
-	c.workDir = cmp.Or(opts.CriuWorkPath, filepath.Join(r.Bundle, "work"))
-	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
-		return nil, err
-	}
-	c.runcState = host.RuncState(opts.Root, c.namespace, c.id)
-	c.devices.State = filepath.Join(c.runcState, "state.json")
-	began, restores := time.Now(), r.Checkpoint != ""
-	defer func() {
-		if err != nil && restores {
-			s.announce.Over(ctx, "restore", c.id, began, 0, err)
-			s.announce.Flush(flushWithin)
-		}
-		if err != nil {
-			c.restore.close()
-			c.removeRestoreDir(ctx)
-		}
-	}()
-	if r.Checkpoint != "" {
-		c.restore = &restoreState{dir: r.Checkpoint, unpacked: opts.CriuImagePath == "" && imagedir.IsTemporary(r.Checkpoint)}
-		if c.restore.unpacked {
-			if err := imagedir.NoteUnpacked(r.Bundle, r.Checkpoint); err != nil {
-				return nil, err
-			}
-		}
-	}
-	file, err := bundle.Read(r.Bundle)
-	if err != nil {
-		return nil, err
-	}
-	c.annotations = maps.Clone(file.Spec.Annotations)
-	if file.Spec.Annotations == nil {
-		file.Spec.Annotations = make(map[string]string)
-	}
-	file.Spec.Annotations[annotations.CRIUConfig] = filepath.Join(r.Bundle, criu.SettingsName)
-	c.config = config.For(c.annotations)
-	given := c.restore
-	if given == nil {
-		err = c.restoreFromImage(ctx, r, file.Spec)
-		restores = err != nil || c.restore != nil
-	} else {
-		err = given.admit(ctx, c.config)
-	}
-	if err == nil && c.restore == given { // else restoreFromImage did it
-		err = c.fit(ctx, file.Spec)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := file.Save(); err != nil {
-		return nil, err
-	}
-	if c.restore != nil {
-		r.Checkpoint = criu.CopyPath(r.Bundle)
-	}
-	r.Rootfs = bundle.WithoutCheckpoint(r.Rootfs)
-	resp, err := s.TTRPCTaskService.Create(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	c.pid = int(resp.Pid)
-	s.mu.Lock()
-	s.containers[r.ID] = c
-	s.mu.Unlock()
-	return resp, nil
+	k.c.restore.close()
+	k.c.removeRestoreDir(ctx)
+	return nil, toGRPC(err)
 }
 
 // flushWithin bounds the wait for an event of a Create that has failed: a containerd that has asked for
 // it takes it at once.
 const flushWithin = 10 * time.Second
 
-// fit makes the container's spec fit this node, and a restore fit the spec, or
-// refuses it. What is granted is compared last, with the spec as it will be.
-func (c *container) fit(ctx context.Context, spec *specs.Spec) error {
-	// criu is asked, which takes milliseconds, and the driver, which takes 100, beside the rest.
-	capable, works := make(chan error, 1), make(chan error, 1)
-	node, err := c.config()
-	if c.restore != nil && err == nil {
-		go func() { capable <- c.criu.Check(ctx, criu.Shim{}, node.CRIU.Path) }()
-	}
-	if err := c.fitSpec(ctx, spec); err != nil {
-		return err
-	}
-	view, hasGPU := config.View{Annotations: c.annotations}, len(c.request.Sources) > 0
-	if c.restore == nil {
-		return denied.Deny(spec, view, hasGPU, nil)
-	}
-	gctune.Begin()
-	if err == nil {
-		_, err = c.restore.open()
-	}
-	if err != nil {
-		return err
-	}
-	go func() { works <- c.checkRestore(ctx) }()
-	err = c.fitRestore(ctx, spec, view, hasGPU)
-	return cmp.Or(<-capable, <-works, err)
+// creating is one creation of a container.
+type creating struct {
+	s        *Service
+	c        *container
+	r        *taskAPI.CreateTaskRequest
+	spec     *bundle.File
+	restores bool // as far as is known
 }
 
-// fitRestore is fit for a restore whose checkpoint is open.
-func (c *container) fitRestore(ctx context.Context, spec *specs.Spec, view config.View, hasGPU bool) error {
-	images := criu.Open(c.restore.images())
-	if err := c.fitFiles(ctx, spec, images); err != nil {
+// run takes the steps. Nothing of the container exists before the last one.
+func (k *creating) run(ctx context.Context) (*taskAPI.CreateTaskResponse, error) {
+	if err := k.readOptions(ctx); err != nil {
+		return nil, err
+	}
+	if err := k.readSpec(); err != nil {
+		return nil, err
+	}
+	if err := k.findCheckpoint(ctx, k.fit); err != nil {
+		return nil, err
+	}
+	if err := k.spec.Save(); err != nil {
+		return nil, err
+	}
+	return k.create(ctx)
+}
+
+// readOptions decodes the request, and notes what containerd has unpacked for it.
+func (k *creating) readOptions(ctx context.Context) (err error) {
+	if k.r.Options, err = runcOptions(k.r.Options); err != nil {
 		return err
 	}
-	dump, err := images.Dump()
+	opts := new(options.Options)
+	if k.r.Options.GetValue() != nil {
+		if err := typeurl.UnmarshalTo(k.r.Options, opts); err != nil {
+			return fmt.Errorf("decode runtime options: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+	}
+	c := k.c
+	if c.namespace, err = namespaces.NamespaceRequired(ctx); err != nil {
+		return err
+	}
+	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
+	c.workDir = cmp.Or(opts.CriuWorkPath, filepath.Join(c.bundle, "work"))
+	c.runcState = host.RuncState(opts.Root, c.namespace, c.id)
+	c.devices.State = filepath.Join(c.runcState, "state.json")
+	if k.r.Checkpoint == "" {
+		return nil
+	}
+	c.restore = &restoreState{dir: k.r.Checkpoint, unpacked: opts.CriuImagePath == "" && imagedir.IsTemporary(k.r.Checkpoint)}
+	if !c.restore.unpacked {
+		return nil
+	}
+	return imagedir.NoteUnpacked(c.bundle, c.restore.dir)
+}
+
+// readSpec reads the container's spec, and the configuration as its annotations change it.
+func (k *creating) readSpec() (err error) {
+	if k.spec, err = bundle.Read(k.c.bundle); err != nil {
+		return err
+	}
+	spec := k.spec.Spec
+	k.c.annotations = maps.Clone(spec.Annotations)
+	k.c.config = config.For(k.c.annotations)
+	if spec.Annotations == nil {
+		spec.Annotations = make(map[string]string)
+	}
+	spec.Annotations[annotations.CRIUConfig] = filepath.Join(k.c.bundle, criu.SettingsName)
+	return nil
+}
+
+// findCheckpoint finds what the container is restored from, if it is: the request names it, or its image is
+// a checkpoint. Then it calls do, while that can be read.
+func (k *creating) findCheckpoint(ctx context.Context, do func(context.Context) error) error {
+	if k.c.restore == nil {
+		return k.inImage(ctx, do)
+	}
+	if err := k.c.restore.admit(ctx, k.c.config); err != nil {
+		return err
+	}
+	return do(ctx)
+}
+
+// fit makes the container's spec fit this node, and a restore fit the spec, or refuses it. What is granted
+// is compared last, with the spec as it will be.
+func (k *creating) fit(ctx context.Context) error {
+	c, spec := k.c, k.spec.Spec
+	view, err := c.config()
+	if c.restore == nil && err != nil { // a container that may never be checkpointed starts all the same
+		return c.deny(spec, nil)
+	}
 	if err != nil {
 		return err
 	}
-	if err := denied.Deny(spec, view, hasGPU, dump); err != nil {
+	if c.restore == nil {
+		return cmp.Or(c.fitSpec(ctx, view, spec), c.deny(spec, nil))
+	}
+	gctune.Begin()
+	capable := beside(func() error { return c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
+	if err := c.fitSpec(ctx, view, spec); err != nil {
+		return err
+	}
+	found, err := c.restore.open()
+	if err != nil {
+		return err
+	}
+	works := beside(func() error { return c.prepareGPU(ctx, view, found) }) // by the driver, which takes 100
+	err = c.fitDump(ctx, view, spec)
+	return cmp.Or(capable(), works(), err)
+}
+
+// beside begins to do something, and returns what waits for its end, once.
+func beside(do func() error) (wait func() error) {
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	return func() error { return <-done }
+}
+
+// deny keeps the container from what cannot be restored; dump is what it is restored from, or nil.
+func (c *container) deny(spec *specs.Spec, dump *criu.Dump) error {
+	return denied.Deny(spec, config.View{Annotations: c.annotations}, len(c.request.Sources) > 0, dump)
+}
+
+// fitDump makes the spec of a restore fit what was dumped, or refuses it.
+func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.Spec) (err error) {
+	dumped := criu.Open(c.restore.images())
+	if spec.Linux != nil {
+		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
+	}
+	if c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dumped); err != nil {
+		return err
+	}
+	dump, err := dumped.Dump()
+	if err != nil {
+		return err
+	}
+	if err := c.deny(spec, dump); err != nil {
 		return err
 	}
 	if spec.Process != nil && len(spec.Process.Args) == 0 { // as of an image without a command
 		spec.Process.Args = []string{"restored"} // runc wants one, and starts none
 	}
-	return guard.Dump(ctx, spec, images, dump, "")
+	return guard.Dump(ctx, spec, dumped, dump, "")
 }
 
-// checkRestore refuses a checkpoint that cannot work here.
-func (c *container) checkRestore(ctx context.Context) error {
-	found, err := c.restore.open()
-	if err != nil || found == nil { // a checkpoint without GPU state
-		return err
+// create has runc create the container.
+func (k *creating) create(ctx context.Context) (*taskAPI.CreateTaskResponse, error) {
+	if k.c.restore != nil {
+		k.r.Checkpoint = criu.CopyPath(k.c.bundle)
 	}
-	view, err := c.config()
+	k.r.Rootfs = bundle.WithoutCheckpoint(k.r.Rootfs)
+	resp, err := k.s.TTRPCTaskService.Create(ctx, k.r)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	k.c.pid = int(resp.Pid)
+	k.s.mu.Lock()
+	defer k.s.mu.Unlock()
+	k.s.containers[k.r.ID] = k.c
+	return resp, nil
+}
+
+// prepareGPU refuses GPU state that cannot be restored here, and begins to restore it; found is nil for none.
+func (c *container) prepareGPU(ctx context.Context, view config.View, found *images.Checkpoint) (err error) {
+	if found == nil {
+		return nil
 	}
 	// The digests of GPU state are compared beside what containerd and runc do until Start. Start begins
 	// with it where the checkpoint lies elsewhere by then, and where memory is limited: a container that

@@ -27,9 +27,9 @@
 // answers, the container is as it was before.
 //
 // Each operation is a sequence of steps with their undos, in a type whose fields are
-// the results of the steps: checkpointing in checkpoint.go, restoring in restore.go,
-// suspending and resuming in suspend.go. Package sequence runs them, and package
-// gpustate does what concerns the GPU.
+// the results of the steps: creating in create.go, checkpointing in checkpoint.go,
+// restoring in restore.go, suspending and resuming in suspend.go. Package sequence runs
+// those that have a way back, and package gpustate does what concerns the GPU.
 //
 // A suspension takes the first half of a checkpoint and stays there, without CRIU: the
 // GPUs are free for others until a Resume.

@@ -24,14 +24,7 @@ import (
 // are put into the spec, where CRIU and this shim see them, and in the spec of a
 // restore the numbers of nodes become this node's. Most containers are left as they
 // are.
-func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
-	view, err := c.config()
-	if err != nil {
-		if c.restore == nil {
-			return nil // a container that may never be checkpointed starts all the same
-		}
-		return err
-	}
+func (c *container) fitSpec(ctx context.Context, view config.View, spec *specs.Spec) error {
 	if err := c.injectGPUs(ctx, view.Node, spec); err != nil {
 		return err
 	}
@@ -49,20 +42,6 @@ func (c *container) fitSpec(ctx context.Context, spec *specs.Spec) error {
 		return refused(err)
 	}
 	return nil
-}
-
-// fitFiles edits the spec of a restore, beside the look at whether its GPUs fit: the driver's
-// files are mounted where the dump has them.
-func (c *container) fitFiles(ctx context.Context, spec *specs.Spec, dump *criu.Images) error {
-	view, err := c.config()
-	if err != nil {
-		return err
-	}
-	if spec.Linux != nil {
-		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
-	}
-	c.restore.gpus.Stray, err = rebindFiles(ctx, view.Node, spec, dump)
-	return err
 }
 
 // injectGPUs does what NVIDIA's container toolkit would do by hooks. A container for which

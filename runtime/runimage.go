@@ -8,9 +8,7 @@ import (
 	"errors"
 	"path/filepath"
 
-	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/log"
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -25,52 +23,62 @@ import (
 // other. The image's layers are only ever read, so a container that ended is restored
 // from the image again when it is started again.
 
-// restoreFromImage makes the container one that is restored, and r a request for it,
-// and fits it, if its image is a checkpoint and the policy allows it. Else it does
-// nothing, and restore stays nil. A container of another image costs an lstat for each
-// layer.
-func (c *container) restoreFromImage(ctx context.Context, r *taskAPI.CreateTaskRequest, spec *specs.Spec) error {
-	rootfs := bundle.RootfsOf(r.Bundle, r.Rootfs, spec)
-	if rootfs.NeedsMount() && !config.AsksForRestore(c.annotations) {
+// inImage makes the container one that is restored, if its image is a checkpoint and the policy allows it, and
+// calls do in any case, while the image can be read. A container of another image costs an lstat for each layer.
+func (k *creating) inImage(ctx context.Context, do func(context.Context) error) error {
+	rootfs := bundle.RootfsOf(k.c.bundle, k.r.Rootfs, k.spec.Spec)
+	if rootfs.NeedsMount() && !config.AsksForRestore(k.c.annotations) {
 		// To look costs a mount, which is not for every container's start.
-		view, err := c.config()
+		view, err := k.c.config()
 		if err != nil || view.Restore.Policy != config.Always {
-			return nil // a container that is none of ours starts whatever the configuration says
+			return do(ctx) // a container that is none of ours starts whatever the configuration says
 		}
 	}
+	k.restores = true // if that fails
 	return rootfs.Visit(ctx, func(roots []string) error {
-		dirs, err := images.ImageDirs(roots...)
-		if err != nil || len(dirs) == 0 {
-			if err == nil && config.AsksForRestore(c.annotations) {
-				// Of a pod's containers all have its annotations.
-				log.G(ctx).WithField("id", c.id).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
-			}
+		if err := k.c.lookInto(ctx, roots, rootfs.NeedsMount()); err != nil {
 			return err
 		}
-		var rest trust.Rest
-		beside := &rest
-		if rootfs.NeedsMount() {
-			beside = nil // it cannot be read for long
-		}
-		found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots, beside)
-		if err != nil {
-			rest.Close()
-			return err
-		}
-		entry := log.G(ctx).WithFields(log.Fields{"id": c.id, "checkpoint": dirs[0]})
-		if reason != "" {
-			entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
-			return nil
-		}
-		c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source, rest: rest}
-		if rootfs.NeedsMount() {
-			// By Start runc's service has mounted the root file system.
-			c.restore.dir = filepath.Join(r.Bundle, "rootfs", images.ImageDir)
-			c.restore.mounted = filepath.Join(r.Bundle, "rootfs")
-		}
-		entry.Info("the image is a checkpoint and is restored")
-		return c.fit(ctx, spec) // while it can be read
+		k.restores = k.c.restore != nil
+		return do(ctx)
 	})
+}
+
+// lookInto looks for a checkpoint in an image's layers. mounts says that they are mounted for as long as that takes.
+func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) error {
+	dirs, err := images.ImageDirs(roots...)
+	if err != nil {
+		return err
+	}
+	if len(dirs) == 0 {
+		if config.AsksForRestore(c.annotations) { // of a pod's containers all have its annotations
+			log.G(ctx).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
+		}
+		return nil
+	}
+	var rest trust.Rest
+	compared := &rest
+	if mounts {
+		compared = nil // it cannot be read for long
+	}
+	found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots, compared)
+	if err != nil {
+		rest.Close()
+		return err
+	}
+	entry := log.G(ctx).WithField("checkpoint", dirs[0])
+	if reason != "" {
+		entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
+		return nil
+	}
+	c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source, rest: rest}
+	if mounts {
+		// By Start runc's service has mounted the root file system.
+		c.restore.mounted = filepath.Join(c.bundle, "rootfs")
+		c.restore.dir = filepath.Join(c.restore.mounted, images.ImageDir)
+	}
+	entry.Info("the image is a checkpoint and is restored")
+	return nil
 }
 
 // admit refuses a checkpoint that the client names, if the node's policy does not let it in.

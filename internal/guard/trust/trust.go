@@ -170,12 +170,6 @@ func openArriving(ctx context.Context, read config.Source, roots []string, rest 
 	return found, err
 }
 
-// AdmitImage refuses the checkpoint of an image that the node's policy does not let in.
-// dirs is what images.ImageDirs returned.
-func AdmitImage(ctx context.Context, read config.Source, dirs ...string) error {
-	return admit(ctx, read, true, dirs, nil)
-}
-
 // Admit refuses a checkpoint that the client names and that the node's policy does not let
 // in. For rest see Rest.
 func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) error {

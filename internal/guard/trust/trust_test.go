@@ -126,7 +126,7 @@ func TestPolicies(t *testing.T) {
 			want bool
 			is   error
 		}{"signed": {good, true, nil}, "unsigned": {unsigned, c.unsigned, sign.ErrUnsigned}, "forged": {forged, c.forged, sign.ErrChanged}} {
-			for how, err := range map[string]error{"image": AdmitImage(t.Context(), source(n), d.dir), "client": Admit(t.Context(), source(n), d.dir, nil)} {
+			for how, err := range map[string]error{"image": admit(t.Context(), source(n), true, []string{d.dir}, nil), "client": Admit(t.Context(), source(n), d.dir, nil)} {
 				if (err == nil) != d.want || err != nil && !errors.Is(err, d.is) {
 					t.Errorf("%s: %s, %s: %v", c.policy, what, how, err)
 				}
@@ -146,29 +146,29 @@ func TestListedDigest(t *testing.T) {
 	for _, policy := range []string{config.Signed, config.Always} {
 		n.Restore.Policy = policy
 		n.Restore.Images = []string{"a/*", sign.Digest([]byte("another"))}
-		if err := AdmitImage(t.Context(), source(n), dir); err == nil {
+		if err := admit(t.Context(), source(n), true, []string{dir}, nil); err == nil {
 			t.Errorf("%s: not listed: it is restored", policy)
 		}
 		n.Restore.Images = append(n.Restore.Images, sign.Digest(manifest))
-		if err := AdmitImage(t.Context(), source(n), dir); err != nil {
+		if err := admit(t.Context(), source(n), true, []string{dir}, nil); err != nil {
 			t.Errorf("%s: listed: %v", policy, err)
 		}
 		changed := dump(t, n)
 		write(t, filepath.Join(changed, sign.ManifestName), string(manifest))
-		if err := AdmitImage(t.Context(), source(n), changed); err == nil {
+		if err := admit(t.Context(), source(n), true, []string{changed}, nil); err == nil {
 			t.Errorf("%s: other files beside a listed manifest are restored", policy)
 		}
 	}
 	mute := n
 	mute.Signing.Key = ""
 	unsigned := dump(t, mute)
-	if err := AdmitImage(t.Context(), source(n), unsigned); err == nil {
+	if err := admit(t.Context(), source(n), true, []string{unsigned}, nil); err == nil {
 		t.Error("a checkpoint without a manifest is restored")
 	}
 	named := func() (config.View, error) {
 		return config.View{Node: n, Annotations: map[string]string{annotations.CRIImageName: "a/b"}}, nil
 	}
-	if err := AdmitImage(t.Context(), named, unsigned); err != nil {
+	if err := admit(t.Context(), named, true, []string{unsigned}, nil); err != nil {
 		t.Errorf("listed by name: %v", err)
 	}
 }
