@@ -316,17 +316,19 @@ func (c *Checkpoint) arrange(flat bool) error {
 	return nil
 }
 
-// Areas returns all areas of all processes, in order.
-func (c *Checkpoint) Areas() []Area {
-	if c.Metadata == nil {
+// Areas returns all areas of all processes, in order. It can be called on nil.
+func (m *Metadata) Areas() (all []Area) {
+	if m == nil {
 		return nil
 	}
-	var all []Area
-	for _, p := range c.Metadata.Processes {
+	for _, p := range m.Processes {
 		all = append(all, p.Areas...)
 	}
 	return all
 }
+
+// Areas returns those of the metadata.
+func (c *Checkpoint) Areas() []Area { return c.Metadata.Areas() }
 
 // AreaBytes returns the size of all areas.
 func (c *Checkpoint) AreaBytes() (bytes uint64) {

@@ -31,7 +31,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
@@ -138,7 +137,7 @@ type checkpointing struct {
 	q      *sequence.Sequence
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
-	next   interposer.Next
+	next   gpustate.Next
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
@@ -225,8 +224,8 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		k.q.Save(context.WithoutCancel(ctx), k.c.bundle)
 	}()
 	clientPaused := k.c.paused
-	if k.next = interposer.Waits; !clientPaused && !k.opts.Exit {
-		k.next = interposer.GoesOn
+	if k.next = gpustate.Waits; !clientPaused && !k.opts.Exit {
+		k.next = gpustate.GoesOn
 	}
 	var begin []sequence.Step
 	if !clientPaused {
@@ -247,7 +246,7 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		{Name: "write metadata", Do: k.writeMetadata, Completes: true},
 	}
 	var stuck error // stuck is that of the way back
-	if err = k.q.Run(ctx, begin...); err == nil && k.writer.Kept() {
+	if err = k.q.Run(ctx, begin...); err == nil && k.writer.Filling() {
 		finish = slices.Insert(finish, 1, sequence.Step{Name: "drain GPU state", Do: k.drain})
 	}
 	switch {
@@ -398,8 +397,8 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 	return 0, guard.Own(ctx, k.c.bundle, k.read, dumped)
 }
 
-// drain waits until what was kept on the GPUs is copied.
-func (k *checkpointing) drain(ctx context.Context) (uint64, error) { return k.writer.Drain(ctx) }
+// drain waits until the GPU state that is on its way to the files still is there.
+func (k *checkpointing) drain(ctx context.Context) (uint64, error) { return k.writer.Fill(ctx) }
 
 // store waits until the files of the GPU state are complete.
 func (k *checkpointing) store(context.Context) (uint64, error) {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
@@ -134,7 +133,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), interposer.Suspended)
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), gpustate.Suspended)
 	return k.bytes, endLost(ctx, k.s, k.c, err)
 }
 

@@ -105,14 +105,10 @@ func accept(t *testing.T, dir string) error {
 	if err != nil {
 		return err
 	}
-	var areas []images.Area
-	for _, p := range c.Metadata.Processes {
-		areas = append(areas, p.Areas...)
-	}
-	if len(areas) == 0 {
+	if len(c.Areas()) == 0 {
 		return errors.New("it has no GPU state")
 	}
-	return images.Check(t.Context(), areas, 0, nil)
+	return images.Check(t.Context(), c.Areas(), 0, nil)
 }
 
 // contents are the files of a directory, by name.

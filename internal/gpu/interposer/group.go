@@ -4,6 +4,7 @@
 package interposer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containerd/errdefs"
-
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -66,13 +66,12 @@ func Threads(procs cuda.Group) (tids []int) {
 // Parked are processes whose calls of the driver wait at their interposers' gates, and of which the
 // interposers can save GPU memory, or GPUs' access to each other's memory, or that others can ask for what they share.
 type Parked struct {
-	Procs  cuda.Group
-	Bytes  uint64        // of GPU memory that they can save
-	all    []*Interposer // of each process
-	bytes  []uint64      // of each
-	leave  bool          // all of it to the driver
-	keeper *Keeper       // for memory that stays on the GPUs; nil: all is copied
-	kept   *Kept         // by the last Save; nil if it is in areas
+	Procs cuda.Group
+	Bytes uint64        // of GPU memory that they can save
+	all   []*Interposer // of each process
+	bytes []uint64      // of each
+	leave bool          // all of it to the driver
+	kept  *Kept         // by the last Save; nil if it is in areas
 
 	shared  bool  // what they share is taken down
 	refusal error // it cannot be
@@ -98,43 +97,43 @@ func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Park
 }
 
 func park(ctx context.Context, procs cuda.Group, all []*Interposer, timeout time.Duration) (*Parked, error) {
-	err := closeGates(ctx, all, timeout/2)
-	parked, rerr := each(all, (*Interposer).read)
-	if err == nil {
-		err = rerr
-	}
-	p := new(Parked)
-	for i, c := range all {
-		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
-		// One that shares events alone has nothing to save, and must be parked all the same.
-		if bytes := parked[i].bytes; bytes > 0 || parked[i].peers > 0 || parked[i].sharing&exports != 0 {
-			p.Procs, p.all, p.bytes = append(p.Procs, procs[at]), append(p.all, c), append(p.bytes, bytes)
-			p.Bytes += bytes
-		}
-	}
-	shares := slices.ContainsFunc(parked, func(now control) bool { return now.sharing != 0 })
-	if err == nil {
-		p.shared, err = takeDown(context.WithoutCancel(ctx), all)
-		shares = p.shared
-	}
+	p, err := shut(ctx, procs, all, timeout)
 	if err == nil && len(p.all) > 0 {
 		return p, nil
 	}
 	if oerr := openAll(context.WithoutCancel(ctx), all, nil); oerr != nil {
 		err = errors.Join(err, fmt.Errorf("on the way back: %w", oerr))
 	}
-	if err != nil && shares {
+	if err != nil && p.shared {
 		return &Parked{refusal: err}, err
 	}
 	return nil, err
 }
 
-// LeaveToDriver says whether the memory is left to the driver; it can be called on nil. The driver would
+// shut closes the gates and takes down what is shared. On an error some of that may be done.
+func shut(ctx context.Context, procs cuda.Group, all []*Interposer, timeout time.Duration) (*Parked, error) {
+	p, err := new(Parked), closeGates(ctx, all, timeout/2)
+	parked, rerr := each(all, (*Interposer).read)
+	for i, c := range all {
+		now := parked[i]
+		p.shared = p.shared || now.sharing != 0
+		at := slices.IndexFunc(procs, func(q cuda.Process) bool { return q.PID.Host == c.PID })
+		// One that shares events alone has nothing to save, and must be parked all the same.
+		if now.bytes > 0 || now.peers > 0 || now.sharing&exports != 0 {
+			p.Procs, p.all, p.bytes = append(p.Procs, procs[at]), append(p.all, c), append(p.bytes, now.bytes)
+			p.Bytes += now.bytes
+		}
+	}
+	if err := cmp.Or(err, rerr); err != nil {
+		return p, err
+	}
+	p.shared, err = takeDown(context.WithoutCancel(ctx), all)
+	return p, err
+}
+
+// LeaveToDriver says whether the memory is left to the driver. The driver would
 // not restore memory that was shared: that is an error.
 func (p *Parked) LeaveToDriver(leave bool) error {
-	if p == nil {
-		return nil
-	}
 	p.leave = leave
 	if leave && p.shared && p.Bytes > 0 {
 		return fmt.Errorf("the processes share GPU memory by their interposers, which need room in memory for it: checkpoint to a directory in memory, or raise the limit: %w", errdefs.ErrFailedPrecondition)
@@ -142,44 +141,34 @@ func (p *Parked) LeaveToDriver(leave bool) error {
 	return nil
 }
 
-// Saver returns the thread that will map the host memory of a process's interposer, if it will save any.
-func (p *Parked) Saver(pid int) (tid int, ok bool) {
-	if p == nil || p.leave {
-		return 0, false
+// Savers returns the threads that will map the host memory of interposers that have some to save, by pid.
+func (p *Parked) Savers() map[int]int {
+	savers := make(map[int]int)
+	for i, c := range p.all {
+		if p.bytes[i] > 0 && !p.leave {
+			savers[c.PID] = c.TID
+		}
 	}
-	i := slices.IndexFunc(p.all, func(c *Interposer) bool { return c.PID == pid })
-	if i < 0 || p.bytes[i] == 0 {
-		return 0, false
-	}
-	return p.all[i].TID, true
+	return savers
 }
 
 // Save has the interposers save the GPU memory, unless it is left to the driver, and returns the bytes.
-// It can be called on nil. The processes come locked by the
-// driver and leave so: for the interposers' sake they are unlocked meanwhile. All threads but those of
-// Threads must be held. What was saved before is saved anew.
+// With a Keeper the memory stays on the GPUs, if it can; Open must follow before another such Save. The
+// processes come locked by the driver and leave so: for the interposers' sake they are unlocked meanwhile.
+// All threads but those of Threads must be held. What was saved before is saved anew.
 //
 // On an error the memory is back on the GPUs and the processes are locked, unless the error says that
 // one of this failed as well: Open is the way back then. Save ignores the end of ctx.
-func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration) (bytes uint64, err error) {
+func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration, by *Keeper) (bytes uint64, err error) {
 	ctx = context.WithoutCancel(ctx)
-	if p == nil {
-		return 0, nil
-	}
 	if p.leave {
 		return 0, p.Lock(ctx, h, timeout)
 	}
 	if err := p.Procs.Unlock(ctx, h); err != nil {
 		return 0, errors.Join(err, p.Lock(ctx, h, timeout))
 	}
-	err = p.bringBack(ctx)
-	if err == nil {
-		bytes, err = p.save(ctx)
-	}
-	if err == nil {
-		if err = p.Lock(ctx, h, timeout); err == nil {
-			return bytes, nil
-		}
+	if bytes, err = p.saveAndLock(ctx, h, timeout, by); err == nil {
+		return bytes, nil
 	}
 	back := p.bringBack(ctx)
 	if back = errors.Join(back, p.Lock(ctx, h, timeout)); back != nil {
@@ -188,10 +177,20 @@ func (p *Parked) Save(ctx context.Context, h *cuda.Helper, timeout time.Duration
 	return 0, err
 }
 
+func (p *Parked) saveAndLock(ctx context.Context, h *cuda.Helper, timeout time.Duration, by *Keeper) (bytes uint64, err error) {
+	if err := p.bringBack(ctx); err != nil {
+		return 0, err
+	}
+	if bytes, err = p.save(ctx, by); err != nil {
+		return 0, err
+	}
+	return bytes, p.Lock(ctx, h, timeout)
+}
+
 // save has the interposers save or keep the memory of parked processes.
-func (p *Parked) save(ctx context.Context) (uint64, error) {
-	if p.keeper != nil {
-		p.kept = p.export(ctx)
+func (p *Parked) save(ctx context.Context, by *Keeper) (uint64, error) {
+	if by != nil {
+		p.kept = p.export(ctx, by)
 	}
 	sizes, err := each(p.all, func(c *Interposer) (uint64, error) {
 		if p.kept != nil {
@@ -203,9 +202,9 @@ func (p *Parked) save(ctx context.Context) (uint64, error) {
 	return sumOf(sizes), err
 }
 
-// Has reports whether a process has saved or kept its memory at an address. It can be called on nil.
+// Has reports whether a process has saved or kept its memory at an address.
 func (p *Parked) Has(pid int, start uint64) bool {
-	return p != nil && slices.ContainsFunc(p.all, func(c *Interposer) bool {
+	return slices.ContainsFunc(p.all, func(c *Interposer) bool {
 		if c.PID != pid {
 			return false
 		}

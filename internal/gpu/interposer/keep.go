@@ -37,18 +37,6 @@ type Keeper struct {
 	Undo func()
 }
 
-// Next is what becomes of processes whose memory is saved.
-type Next int
-
-const (
-	// Suspended is for those whose memory stays out: nothing is kept.
-	Suspended Next = iota
-	// Waits is for those that end, or wait for their client.
-	Waits
-	// GoesOn is for those that have their memory back while it is copied.
-	GoesOn
-)
-
 // Kept is GPU memory of parked processes that stays on the GPUs while the driver checkpoints them: this process holds
 // the descriptors by which it lives. A mover copies it to files meanwhile.
 //
@@ -107,16 +95,8 @@ const (
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
 const outOfMemory = 2
 
-// CanKeep reports whether there is memory that a Save could keep. It can be called on nil.
-func (p *Parked) CanKeep() bool { return p != nil && !p.shared && !p.leave && p.Bytes > 0 }
-
-// Keep has Saves from now on keep the memory on the GPUs, if they can; nil: copy it. Open must follow before another Save
-// that keeps. It can be called on nil.
-func (p *Parked) Keep(by *Keeper) {
-	if p != nil {
-		p.keeper = by
-	}
-}
+// CanKeep reports whether there is memory that a Save could keep.
+func (p *Parked) CanKeep() bool { return !p.shared && !p.leave && p.Bytes > 0 }
 
 // Kept returns what the last Save has kept, nil for nothing. It can be called on nil.
 func (p *Parked) Kept() *Kept {
@@ -127,32 +107,37 @@ func (p *Parked) Kept() *Kept {
 }
 
 // export exports the memory of all, or of none, which is nil, and has the mover begin.
-func (p *Parked) export(ctx context.Context) *Kept {
+func (p *Parked) export(ctx context.Context, by *Keeper) *Kept {
 	k := &Kept{copied: make(chan struct{})}
 	for _, c := range p.all {
 		k.all = append(k.all, &kept{Interposer: c})
 	}
-	err := k.each(func(m *kept) error {
-		err := m.export(ctx, maxPieces)
-		if err == nil && len(m.memory) > 0 {
-			err = m.prepare(p.keeper)
+	if err := k.exportAll(ctx, by); err != nil {
+		log.G(ctx).WithError(err).Info("the GPU memory is copied while the program stands still: it cannot be kept on the GPU")
+		for _, m := range k.all {
+			m.close()
+			m.endCopy()
 		}
-		return err
+		by.Undo()
+		return nil
+	}
+	go k.copy(ctx)
+	return k
+}
+
+// exportAll exports the memory of all, and makes what copies it.
+func (k *Kept) exportAll(ctx context.Context, by *Keeper) error {
+	err := k.each(func(m *kept) error {
+		if err := m.export(ctx, maxPieces); err != nil || len(m.memory) == 0 {
+			return err
+		}
+		return m.prepare(by)
 	})
-	if err == nil {
-		k.mover, err = p.keeper.Mover(ctx)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		go k.copy(ctx)
-		return k
-	}
-	log.G(ctx).WithError(err).Info("the GPU memory is copied while the program stands still: it cannot be kept on the GPU")
-	for _, m := range k.all {
-		m.close()
-		m.endCopy()
-	}
-	p.keeper.Undo()
-	return nil
+	k.mover, err = by.Mover(ctx)
+	return err
 }
 
 func (k *Kept) each(do func(*kept) error) error {

@@ -144,7 +144,7 @@ func (k *keeper) kept(bytes uint64, by *copier) (p *Parked, to *os.File) {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(func() { to.Close() })
-	p.Keep(&Keeper{
+	n, err := p.save(k.t.Context(), &Keeper{
 		Mover: func(context.Context) (Mover, error) { return by, nil },
 		File: func(pid int, n uint64) (*os.File, error) {
 			if pid != k.pid || n != bytes {
@@ -153,7 +153,7 @@ func (k *keeper) kept(bytes uint64, by *copier) (p *Parked, to *os.File) {
 			return to, nil
 		},
 	})
-	if n, err := p.save(k.t.Context()); err != nil || n != bytes || p.Kept() == nil {
+	if err != nil || n != bytes || p.Kept() == nil {
 		k.t.Fatalf("kept %d bytes: %v", n, err)
 	}
 	return p, to
@@ -383,12 +383,12 @@ func TestKeptNotCopied(t *testing.T) {
 		t.Fatal(err)
 	}
 	undone := 0
-	p.Keep(&Keeper{
+	n, err := p.save(t.Context(), &Keeper{
 		Mover: func(context.Context) (Mover, error) { return nil, errCopier },
 		File:  func(int, uint64) (*os.File, error) { return os.CreateTemp(t.TempDir(), "") },
 		Undo:  func() { undone++ },
 	})
-	if n, err := p.save(t.Context()); err != nil || n != 8<<20 || p.Kept() != nil || undone != 1 {
+	if err != nil || n != 8<<20 || p.Kept() != nil || undone != 1 {
 		t.Fatalf("%d bytes: %v", n, err)
 	}
 	k.opens(p)

@@ -216,7 +216,7 @@ func checkpointed(t *testing.T) (err error) {
 	p, perr := Park(t.Context(), self, time.Minute)
 	first(perr)
 	if p != nil && p.refusal == nil {
-		p.Keep(&Keeper{
+		_, serr := p.save(t.Context(), &Keeper{
 			Mover: func(context.Context) (Mover, error) { return idle{}, nil },
 			File: func(_ int, bytes uint64) (*os.File, error) {
 				f, err := os.CreateTemp(t.TempDir(), "")
@@ -228,7 +228,6 @@ func checkpointed(t *testing.T) (err error) {
 			},
 			Undo: func() {},
 		})
-		_, serr := p.save(t.Context())
 		first(serr)
 		p.Kept().Want()
 		_, werr := p.Kept().Wait(t.Context())

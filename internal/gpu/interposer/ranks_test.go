@@ -135,7 +135,7 @@ func TestSoftRanksAreParked(t *testing.T) {
 					t.Fatalf("parked %+v", p)
 				}
 				if try%5 == 0 {
-					if _, err := p.save(t.Context()); err != nil {
+					if _, err := p.save(t.Context(), nil); err != nil {
 						t.Fatal(err)
 					}
 				}

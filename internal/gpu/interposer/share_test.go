@@ -340,7 +340,7 @@ func testSharedRefused(t *testing.T, way string) {
 		next += 2
 	}
 	var none *Parked
-	if err := errors.Join(none.Refusal(), none.LeaveToDriver(true)); err != nil {
+	if err := none.Refusal(); err != nil {
 		t.Error(err)
 	}
 }

@@ -19,12 +19,13 @@ import (
 // stagingArea is an area of the process, and the file behind it.
 type stagingArea struct {
 	*staging.File
+	number  int    // of its file
 	before  uint64 // the process's shared memory when the area was mapped
 	emptied bool   // an empty area is in its place in the process
 }
 
 func (b *stagingArea) describe(pid int) Area {
-	return Area{PID: pid, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
+	return Area{PID: pid, Number: b.number, Start: b.Start, Bytes: b.Length, Path: b.Path(), Offset: b.Offset}
 }
 
 // touched returns the most that the driver can have touched of the area, in bytes, if it is the
@@ -144,7 +145,7 @@ func (s *steering) back(t *ptrace.Thread, start, length uint64) error {
 	if err != nil {
 		return err
 	}
-	b := &stagingArea{File: file}
+	b := &stagingArea{File: file, number: s.number()}
 	if s.copies == nil && s.target.CopyThreads > 0 {
 		if s.copies, err = newCopyThreads(t, s.target.CopyThreads, s.step); err != nil {
 			s.note("the driver copies by itself: %v", err)
@@ -194,9 +195,9 @@ func (s *steering) mapArea(t *ptrace.Thread, b *stagingArea) (err error) {
 	return nil
 }
 
-func (s *steering) name() string {
-	return fmt.Sprintf("%s%d", s.target.Name, s.target.First+len(s.areas))
-}
+// number and name are those of the next area's file.
+func (s *steering) number() int  { return s.target.First + len(s.areas) }
+func (s *steering) name() string { return fmt.Sprintf("%s%d", s.target.Name, s.number()) }
 
 // backThrough is back for an area whose file is on a disk. If that fails, for want of room for
 // example, the driver does not get its area, since there is no other memory. It then answers an
@@ -238,7 +239,7 @@ func (s *steering) mapThrough(t *ptrace.Thread, start, length uint64) (*stagingA
 	if err != nil {
 		return nil, err
 	}
-	b := &stagingArea{File: file}
+	b := &stagingArea{File: file, number: s.number()}
 	return b, s.mapArea(t, b)
 }
 

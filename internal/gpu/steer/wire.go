@@ -87,6 +87,8 @@ type Thread = ptrace.ThreadID
 // Area is a staging area and the file that backs it.
 type Area struct {
 	PID int `json:"pid"`
+	// Number is that of the area's file, see Target.First.
+	Number int `json:"number,omitempty"`
 	// Start and Bytes are the area's place in the process.
 	Start uint64 `json:"start"`
 	Bytes uint64 `json:"bytes"`

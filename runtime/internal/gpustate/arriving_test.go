@@ -18,7 +18,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 )
 
@@ -134,7 +133,7 @@ func (w *work) leave(dir string) *images.Metadata {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := s.Save(w.t.Context(), dir, interposer.Suspended); err != nil {
+	if _, err := s.Save(w.t.Context(), dir, Suspended); err != nil {
 		w.t.Fatal(err)
 	}
 	writer, err := s.Store(w.t.Context(), dir, false)

@@ -114,7 +114,8 @@ func TestMost(t *testing.T) {
 		{memory: 16 << 30, want: 18 << 30},
 		{want: 0},
 	} {
-		if got := most(test.use, test.memory); got != test.want {
+		job := &Job{Use: usage{byPID: map[int]uint64{7: test.use}}, GPUs: []cuda.GPU{{Memory: test.memory / 2}, {Memory: test.memory / 2}}}
+		if got := job.most(7); got != test.want {
 			t.Errorf("%d bytes used of %d: got %d, want %d", test.use, test.memory, got, test.want)
 		}
 	}

@@ -13,9 +13,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/cudahelper"
 )
 
 // DataPath is a way for GPU state to leave processes and to come back. The driver moves the state
@@ -26,15 +26,15 @@ import (
 // keeps nothing between calls that an Area can carry.
 type DataPath interface {
 	// Save takes the state of job's processes out of them. The container is frozen when Save is
-	// called, and every thread but the driver's is held. Save prepares the processes, calls
-	// checkpoint once, which thaws the container and has the driver checkpoint all processes, and
-	// takes the areas. dir is the directory that Store will write to; "" for none. An area that
+	// called, and every thread but drivers' is held. Save prepares the processes, calls thaw, which
+	// thaws the container, and checkpoint, which has the driver checkpoint all processes, each once,
+	// and takes the areas. dir is the directory that Store will write to; "" for none. An area that
 	// Save leaves in a process needs no entry: the driver finds it there, and CRIU dumps it.
 	//
 	// On an error with no areas the bytes are still in the processes, and the State calls Abort if
 	// the container is thawed. On an error with areas the processes may lack these, and the State
 	// calls Restore with them.
-	Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error)
+	Save(ctx context.Context, job *Job, dir string, thaw, checkpoint func() error) ([]Area, error)
 
 	// Store makes each area a complete file in dir, called Area.File, with the bytes of the area
 	// from Area.Offset, and returns the digests of each area's blocks (images.DigestBlock). It runs
@@ -62,7 +62,10 @@ type DataPath interface {
 // driverAlone leaves the state in memory of the processes, which CRIU dumps. There are no areas.
 type driverAlone struct{}
 
-func (driverAlone) Save(_ context.Context, _ *Job, _ string, checkpoint func() error) ([]Area, error) {
+func (driverAlone) Save(_ context.Context, _ *Job, _ string, thaw, checkpoint func() error) ([]Area, error) {
+	if err := thaw(); err != nil {
+		return nil, err
+	}
 	return nil, checkpoint()
 }
 
@@ -81,19 +84,32 @@ type Job struct {
 	// Processes are the container's CUDA processes by their pid in it. One with the
 	// State cuda.Checkpointed is somebody else's: it must not be touched.
 	Processes cuda.Group
-	// Parked are those of them whose interposers save GPU memory when Save calls checkpoint; nil for none.
-	Parked *interposer.Parked
+	// Helpers call the driver, as the node's configuration has it.
+	Helpers *cudahelper.Helpers
 	// Tracer can stop the driver's threads and call the kernel in them.
 	Tracer *steer.Session
-	// Use is the GPU memory of each process in bytes, by pid; nil if not known.
-	Use map[int]uint64
-	// Memory is that of all GPUs that the processes have open, in bytes.
-	Memory uint64
+	// Savers are threads that map an area each before the driver's thread does, by the pids of their processes.
+	Savers map[int]int
+	// Next is what follows a Save.
+	Next Next
+	// GPUs are those that the processes have open, and Use the memory that they use there.
+	GPUs []cuda.GPU
+	Use  usage
 	// CopyThreads is how many threads may copy in each process, see copyThreads.
 	CopyThreads int
 	// Sweep says that an earlier tracer died: something of it may be open in the processes.
 	Sweep bool
 }
+
+// Next is what becomes of processes when their state is saved.
+type Next int
+
+// What becomes of them.
+const (
+	Suspended Next = iota // the state is to leave the GPUs
+	Waits                 // they end, or wait for their client
+	GoesOn                // they run again as soon as they can
+)
 
 // Area is GPU state of one process, and where it is. Digests are nil while they are not known.
 type Area struct {
@@ -107,8 +123,8 @@ type Area struct {
 	// Computed are the digests of its blocks as a GPU has computed them, nil if none has.
 	Computed []string
 
-	// keeper is the process that has kept it on the GPU; 0: none.
-	keeper int
+	// filling is what its bytes still come from, which is not the driver; nil for an area that Save has filled.
+	filling *filling
 	// held keeps the bytes if the tracer dies, or if the file's directory goes
 	// because the client does. nil for an area that a name is enough for.
 	held *Lent
@@ -147,8 +163,11 @@ func (a *Area) hold(f *os.File) {
 	a.Area = a.In(fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd()))
 }
 
-// share returns the area for one more owner of its file.
+// share returns the area for one more owner of its file, which is to be full.
 func (a *Area) share() Area {
+	if a.filling != nil {
+		a.filling.Want()
+	}
 	if a.held != nil {
 		a.held.owners.Add(1)
 	}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -85,7 +84,7 @@ func TestCheckpointAndRestoreInPlace(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			bytes, err := s.Save(t.Context(), way.dir, interposer.Suspended)
+			bytes, err := s.Save(t.Context(), way.dir, Suspended)
 			if err != nil || s.Phase() != Saved || bytes < 12<<20 {
 				t.Fatalf("saved %d bytes, the state is %v: %v", bytes, s.Phase(), err)
 			}
@@ -138,7 +137,7 @@ func TestSpill(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.path = way.path
-			if _, err := s.Save(t.Context(), way.dir, interposer.Suspended); err != nil {
+			if _, err := s.Save(t.Context(), way.dir, Suspended); err != nil {
 				t.Fatal(err)
 			}
 			_, err := s.Spill(t.Context(), way.dir)
@@ -220,7 +219,7 @@ func TestPhases(t *testing.T) {
 	}
 	calls = map[string]func() error{
 		"Preflight": func() error { return s.Preflight(t.Context(), "") },
-		"Save":      func() error { _, err := s.Save(ctx, "", interposer.Suspended); return err },
+		"Save":      func() error { _, err := s.Save(ctx, "", Suspended); return err },
 		"Store":     calls["Store"],
 	}
 	for name, call := range calls {

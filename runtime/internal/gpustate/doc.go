@@ -38,7 +38,7 @@
 // calls start again; Forget also gives up the state itself.
 //
 // A DataPath is the way that the state takes out of the processes and back. Preflight chooses it
-// (choosePath). No other code asks which data path is in use.
+// (choosePath, keep). Only data paths ask which one is in use.
 //
 // The calls of one State take turns: its owner sees to that. Only the container runs beside.
 package gpustate

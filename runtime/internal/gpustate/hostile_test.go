@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -79,7 +78,7 @@ func TestWhatIsLentIsGivenUp(t *testing.T) {
 				if err := s.Preflight(t.Context(), dir); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := s.Save(t.Context(), dir, interposer.Suspended); (err != nil) != (test.fault != "") {
+				if _, err := s.Save(t.Context(), dir, Suspended); (err != nil) != (test.fault != "") {
 					t.Fatal(err)
 				}
 				if n, bytes := lent(t, w.pid); n != had+round+1 || bytes < 12<<20 {

@@ -42,7 +42,7 @@ func TestInterposer(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				bytes, err := s.Save(t.Context(), to, interposer.Suspended)
+				bytes, err := s.Save(t.Context(), to, Suspended)
 				if err != nil || bytes != bytesOf(s.areas) || len(s.areas) != 2 {
 					t.Fatalf("saved %d bytes in %d areas: %v", bytes, len(s.areas), err)
 				}
@@ -151,11 +151,11 @@ func TestInterposerWrittenThrough(t *testing.T) {
 	if err := s.Preflight(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
-	s.path = writeThrough{window: 16 << 20}
-	if err := s.parked.LeaveToDriver(true); err != nil {
+	var err error
+	if s.path, err = keep(s.parked, writeThrough{window: 16 << 20}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Save(t.Context(), dir, interposer.Suspended); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
+	if _, err := s.Save(t.Context(), dir, Suspended); err != nil || len(s.areas) != 1 || s.areas[0].Bytes < 12<<20 {
 		t.Fatalf("saved %d areas: %v", len(s.areas), err)
 	}
 	if err := s.RestoreInPlace(t.Context()); err != nil {
@@ -215,11 +215,11 @@ func (w *work) imports() (n int) {
 }
 
 // next is what follows a Save that is to keep memory, or not.
-func next(keep bool) interposer.Next {
+func next(keep bool) Next {
 	if keep {
-		return interposer.GoesOn
+		return GoesOn
 	}
-	return interposer.Suspended
+	return Suspended
 }
 
 // left checkpoints the process, which is left running, and returns the metadata. The memory of its interposer
@@ -245,16 +245,16 @@ func (w *work) left(dir string, keep bool, meanwhile func()) *images.Metadata {
 	writer, err := s.Store(ctx, dir, true)
 	must(err)
 	defer writer.Close()
-	if writer.Kept() != keep {
-		w.t.Errorf("memory is kept: %v, want %v", writer.Kept(), keep)
+	if writer.Filling() != keep {
+		w.t.Errorf("memory is kept: %v, want %v", writer.Filling(), keep)
 	}
 	must(s.RestoreInPlace(ctx))
 	must(s.Unlock(ctx))
 	meanwhile()
-	if writer.Kept() {
-		bytes, err := writer.Drain(ctx)
+	if writer.Filling() {
+		bytes, err := writer.Fill(ctx)
 		if must(err); bytes == 0 {
-			w.t.Error("nothing was drained")
+			w.t.Error("nothing was filled")
 		}
 	}
 	must(writer.Wait())
@@ -326,15 +326,15 @@ func TestInterposerKeptNoSpace(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "others"), make([]byte, 56<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Save(t.Context(), dir, interposer.Waits); err != nil {
+		if _, err := s.Save(t.Context(), dir, Waits); err != nil {
 			t.Fatal(err)
 		}
 		writer, err := s.Store(t.Context(), dir, stays)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := writer.Drain(t.Context()); !errors.Is(err, unix.ENOSPC) {
-			t.Errorf("drained: %v", err)
+		if _, err := writer.Fill(t.Context()); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("filled: %v", err)
 		}
 		writer.Close()
 		if err := s.RestoreInPlace(t.Context()); err != nil {

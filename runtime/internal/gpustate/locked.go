@@ -19,8 +19,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
@@ -37,11 +35,11 @@ type locked struct {
 	use         usage
 	copyThreads int
 
-	parked *interposer.Parked // with memory that Save has their interposers save; nil for none
-	path   DataPath           // of Preflight
-	sizes  []uint64           // bytes of GPU state by place in procs; nil before Save
-	areas  []Area             // state that is not in the processes
-	lent   []*Lent            // files that the processes read from until they are unlocked
+	parked *parked  // before the lock
+	path   DataPath // of Preflight
+	sizes  []uint64 // bytes of GPU state by place in procs; nil before Save
+	areas  []Area   // state that is not in the processes
+	lent   []*Lent  // files that the processes read from until they are unlocked
 }
 
 // usage is GPU memory in bytes as NVML counts it; the maps are nil if it is not known.
@@ -63,9 +61,9 @@ const lockTries = 5
 
 // lockAll is lock, once more for those that came up meanwhile: candidates returns who is there now.
 // After the last try it leaves them for refuseUnlocked.
-func (l *locked) lockAll(ctx context.Context, by *cudahelper.Helpers, tracers *tracers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
+func (l *locked) lockAll(ctx context.Context, by *cudahelper.Helpers, pids []int, candidates func() ([]int, error), timeout time.Duration) error {
 	for try := 1; ; try++ {
-		if err := l.lock(ctx, by, tracers, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
+		if err := l.lock(ctx, by, pids, timeout); err != nil || len(l.procs)+len(l.bystanders) == 0 {
 			return err
 		}
 		now, err := candidates()
@@ -77,7 +75,7 @@ func (l *locked) lockAll(ctx context.Context, by *cudahelper.Helpers, tracers *t
 		if herr != nil {
 			return sequence.Join(err, herr)
 		}
-		if uerr := unlock(undo, l.procs, l.parked, helper); uerr != nil || err != nil {
+		if uerr := l.unlock(undo, helper); uerr != nil || err != nil {
 			return sequence.Join(err, uerr)
 		}
 		log.G(ctx).WithField("try", try).Info("a process began to use a GPU beside the lock: locking again")
@@ -85,16 +83,16 @@ func (l *locked) lockAll(ctx context.Context, by *cudahelper.Helpers, tracers *t
 	}
 }
 
-// unlock unlocks those that have not ended, and has their interposers bring back what they took.
-func unlock(ctx context.Context, procs cuda.Group, parked *interposer.Parked, helper *cuda.Helper) error {
-	if err := procs.Living().Unlock(ctx, helper); err != nil {
+// unlock unlocks those that have not ended, and undoes park.
+func (l *locked) unlock(ctx context.Context, helper *cuda.Helper) error {
+	if err := l.procs.Living().Unlock(ctx, helper); err != nil {
 		return err
 	}
-	return parked.Open(ctx, procs)
+	return l.parked.Open(ctx, l.procs)
 }
 
-// lock finds the CUDA processes among pids and locks them, their interposers first.
-func (l *locked) lock(ctx context.Context, by *cudahelper.Helpers, tracers *tracers, pids []int, timeout time.Duration) error {
+// lock finds the CUDA processes among pids, parks and locks them.
+func (l *locked) lock(ctx context.Context, by *cudahelper.Helpers, pids []int, timeout time.Duration) error {
 	if err := refuseStopped(pids); err != nil {
 		return err
 	}
@@ -113,12 +111,12 @@ func (l *locked) lock(ctx context.Context, by *cudahelper.Helpers, tracers *trac
 	if l.bystanders, err = l.bystandersAmong(pids); err != nil || len(l.procs) == 0 {
 		return err
 	}
-	l.parked = tracers.park(ctx, l.procs, timeout)
+	l.parked = park(ctx, by.Node.Staging, l.procs, timeout)
 	var survey sync.WaitGroup
 	var unknown error
 	survey.Go(func() { l.use, unknown = useOf(ctx, helper, l.procs) }) // which takes as long as the lock
 	if err = l.procs.Lock(ctx, helper, timeout); err != nil {
-		err = sequence.Join(err, interposer.Open(ctx, l.procs))
+		err = sequence.Join(err, l.parked.Open(ctx, l.procs))
 	}
 	if survey.Wait(); unknown != nil {
 		log.G(ctx).WithError(unknown).Warn("how much GPU memory the processes have is not known: whether there is room for it will be seen")
@@ -256,56 +254,37 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 const sharesFrom = 610
 
 // refuseShared refuses processes that share GPU memory, by CUDA IPC or by exported handles, and those
-// that reach memory of one GPU from another and have no interposer, or whose interposer's memory is left
-// to the driver: an older driver checkpoints them and never restores them. It refuses also where the driver does not say
-// what they have.
-func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, leave bool) error {
+// that reach memory of one GPU from another, see refuseReach: an older driver checkpoints them and never
+// restores them. It refuses also where the driver does not say what they have. path is that of the driver's.
+func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, path DataPath) error {
 	major, _, _ := strings.Cut(l.info.DriverVersion, ".")
 	if n, err := strconv.Atoi(major); err == nil && n >= sharesFrom {
 		return nil
 	}
-	if err := cmp.Or(l.parked.Refusal(), refuseHostMemory(l.procs, l.info.DriverVersion)); err != nil {
+	driver := cmp.Or(l.info.DriverVersion, "of unknown version")
+	if err := cmp.Or(l.parked.Refusal(), refuseHostMemory(l.procs, driver)); err != nil {
 		return err
 	}
 	for _, p := range l.procs {
 		shares, err := cuda.SharingOf(ctx, helper, p)
 		if errors.Is(err, cuda.ErrNotReported) {
 			return fmt.Errorf("%w: gpuckpt does not know driver %s well enough to checkpoint with it: use one of 570 to 595: %w",
-				err, cmp.Or(l.info.DriverVersion, "of unknown version"), errdefs.ErrFailedPrecondition)
+				err, driver, errdefs.ErrFailedPrecondition)
 		}
 		if err != nil {
 			return err
 		}
 		if shares.Others {
 			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
-				proc.Describe(p.PID.Host), cmp.Or(l.info.DriverVersion, "of unknown version"), sharesFrom, errdefs.ErrFailedPrecondition)
+				proc.Describe(p.PID.Host), driver, sharesFrom, errdefs.ErrFailedPrecondition)
 		}
 		if shares.Reaches {
-			if err := refuseReach(p.PID.Host, l.info.DriverVersion, leave); err != nil {
+			if err := l.refuseReach(p.PID.Host, driver, path); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// refuseReach refuses a process that reaches memory of one GPU from another, unless its interposer takes
-// that down.
-func refuseReach(pid int, driver string, leave bool) error {
-	c, err := interposer.Find(pid)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	if c != nil && !leave {
-		return nil
-	}
-	todo := "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
-	if c != nil {
-		todo = "its interposer needs room in memory: checkpoint to a directory in memory, or raise the limit"
-	}
-	return fmt.Errorf("process %s reaches memory of one GPU from another (peer access: JAX with several GPUs, NCCL or PyTorch in one process): driver %s would checkpoint it and might never restore it; %s: %w",
-		proc.Describe(pid), cmp.Or(driver, "of unknown version"), todo, errdefs.ErrFailedPrecondition)
 }
 
 // refuseHostMemory refuses processes that share host memory by exported handles, as refuseShared does.
@@ -315,7 +294,7 @@ func refuseHostMemory(procs cuda.Group, driver string) error {
 		return err
 	}
 	return fmt.Errorf("processes %s and %s share host memory of the driver (cuMemCreate, an exported handle): driver %s would checkpoint them and never restore them; set NCCL_CUMEM_HOST_ENABLE=0 for NCCL, share files in /dev/shm elsewhere: %w",
-		proc.Describe(one), proc.Describe(other), cmp.Or(driver, "of unknown version"), errdefs.ErrFailedPrecondition)
+		proc.Describe(one), proc.Describe(other), driver, errdefs.ErrFailedPrecondition)
 }
 
 // useOf asks how much GPU memory the processes have. The helper counts pids as the machine does.
@@ -373,7 +352,8 @@ func (l *locked) memory() ([][]cuda.Range, error) {
 	return all, nil
 }
 
-// measure notes each process's bytes of GPU state: the memory that it has now and had not before.
+// measure notes each process's bytes of GPU state: the memory that it has now and had not before, and what
+// has gone another way.
 func (l *locked) measure(before [][]cuda.Range) error {
 	after, err := l.memory()
 	if err != nil {
@@ -383,6 +363,11 @@ func (l *locked) measure(before [][]cuda.Range) error {
 	for i := range l.procs {
 		for _, a := range cuda.NewRanges(before[i], after[i]) {
 			l.sizes[i] += a.Bytes()
+		}
+	}
+	for _, a := range l.areas {
+		if a.filling != nil {
+			l.sizes[a.Process] += a.Bytes
 		}
 	}
 	return nil
@@ -464,8 +449,8 @@ func (l *locked) putBack(ctx context.Context, helper *cuda.Helper, job *Job) (do
 	return done, nil
 }
 
-// dropAreas forgets the areas, whose bytes are on the GPUs or, complete, in an image. An interposer
-// reads its own until it is open.
+// dropAreas forgets the areas, whose bytes are on the GPUs or, complete, in an image. What the driver has
+// not had the processes read until they are unlocked.
 func (l *locked) dropAreas() {
 	for i := range l.areas {
 		if a := &l.areas[i]; a.Interposer && a.held != nil {

@@ -19,13 +19,16 @@ import (
 // copies it back. It is slow, and needs neither a tracer nor a digester.
 type plainFile struct{}
 
-func (plainFile) Save(_ context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
+func (plainFile) Save(_ context.Context, job *Job, dir string, thaw, checkpoint func() error) ([]Area, error) {
 	before := make([][]cuda.Range, len(job.Processes))
 	for i, p := range job.Processes {
 		var err error
 		if before[i], err = cuda.AnonymousRanges(p.PID.Host); err != nil {
 			return nil, err
 		}
+	}
+	if err := thaw(); err != nil {
+		return nil, err
 	}
 	if err := checkpoint(); err != nil {
 		return nil, err

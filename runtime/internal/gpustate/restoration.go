@@ -14,7 +14,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -51,8 +50,7 @@ type Restoration struct {
 	later    []images.Area      // whose digests are compared from Load on, by the GPU if it can
 	done     func(context.Context)
 	share    *quota.Processors // from Load on, if there are areas
-	warm     *mover.Warm       // from Prepare on, if interposers have areas
-	fill     *mover.Fill       // from Load on, likewise
+	fill     *mover.Fill       // from Prepare on, if interposers have areas that all go to one GPU
 }
 
 // Gate holds the threads of the restored processes until their GPU state is back: a thread of
@@ -99,19 +97,10 @@ func (s *State) Prepare(ctx context.Context, m *images.Metadata, wanted string, 
 	if err := r.pair(ctx, helper, info, m, wanted); err != nil {
 		return nil, err
 	}
-	if r.pairsOne() {
-		var areas []images.Area
-		for _, p := range m.Processes {
-			areas = append(areas, p.Areas...)
-		}
-		r.warm = mover.WarmUp(ctx, &s.helpers, r.pairs[0].New.UUID, areas)
-	}
+	r.warmUp(ctx, m)
 	s.phase = Prepared
 	return r, nil
 }
-
-// pairsOne reports whether all GPU memory goes from one GPU to one GPU.
-func (r *Restoration) pairsOne() bool { return r.granted == 1 && len(r.pairs) == 1 }
 
 // hold opens the checkpoint's files where they lie now, and begins to compare their digests. The
 // container may never be started: what it holds is a descriptor for each directory of the files,
@@ -128,21 +117,13 @@ func (r *Restoration) hold(ctx context.Context, checkpoint *images.Checkpoint) (
 			r.arriving = r.arriving || a.Location.Arriving()
 		}
 	}
-	now := imageAreas(r.areas)
-	if r.canPrefill() {
-		r.later = slices.DeleteFunc(slices.Clone(now), func(a images.Area) bool { return !a.Interposer })
-		now = slices.DeleteFunc(now, func(a images.Area) bool { return a.Interposer })
-	}
 	r.check = digestcheck.New(ctx, r.s.tracers.digester)
-	if err := r.check.Begin(now); err != nil {
+	if err := r.check.Begin(r.digestNow()); err != nil {
 		r.letGo()
 		return err
 	}
 	return nil
 }
-
-// canPrefill reports whether all GPU memory is of one GPU and its bytes are here.
-func (r *Restoration) canPrefill() bool { return !r.arriving && len(r.metadata.GPUs) == 1 }
 
 // Load holds the checkpoint's files, unless Prepare has and they are as they were. gate will hold the
 // processes' threads.
@@ -159,6 +140,9 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 		if err := r.hold(ctx, checkpoint); err != nil {
 			return err
 		}
+		if r.fill == nil {
+			r.warmUp(ctx, r.metadata)
+		}
 	}
 	if len(r.areas) > 0 {
 		var err error
@@ -172,30 +156,6 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
 	s.phase = Loaded
 	return nil
-}
-
-// prefill begins to make the memory of interposers, if that is all on one GPU. The GPU digests it then.
-func (r *Restoration) prefill(ctx context.Context) error {
-	if r.canPrefill() && r.pairsOne() {
-		helper, err := r.s.helpers.Get(ctx)
-		if err != nil {
-			return err
-		}
-		r.fill = mover.Begin(ctx, &r.s.helpers, helper, r.pairs[0].New.UUID, imageAreas(r.areas), r.share.AtOnce(), r.warm)
-	}
-	r.check.BeginUnless(r.later, r.fill.Compared)
-	return nil
-}
-
-// ready returns the memory of prefill for a process.
-func (r *Restoration) ready(ctx context.Context, pid int, start, bytes uint64) []cuda.Memory {
-	i := slices.IndexFunc(r.areas, func(a Area) bool {
-		return r.s.procs[a.Process].PID.Host == pid && a.Start == start && a.Bytes == bytes
-	})
-	if i < 0 {
-		return nil
-	}
-	return r.fill.Take(ctx, i)
 }
 
 // Map finds the processes that CRIU has restored, puts the areas back into them, and returns their
@@ -223,7 +183,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if len(r.areas) == 0 {
 		return 0, nil
 	}
-	r.done, err = s.path.Restore(ctx, s.job(), r.areas)
+	r.done, err = s.path.Restore(ctx, s.job(GoesOn), r.areas)
 	return bytesOf(r.areas), err
 }
 
@@ -304,7 +264,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if err := s.procs.Unlock(ctx, helper); err != nil {
 		return 0, err
 	}
-	if err := interposer.OpenHeld(ctx, r.driven(), r.gate, r.ready); err != nil {
+	if err := r.openHeld(ctx); err != nil {
 		return 0, err
 	}
 	for _, p := range r.driven() {
@@ -325,7 +285,6 @@ func (r *Restoration) Close() {
 
 // letGo gives up what hold holds.
 func (r *Restoration) letGo() {
-	r.warm.Close()
 	r.check.Close() // or it would begin with what fill leaves to it
 	r.fill.Close()
 	r.pinned.Close()

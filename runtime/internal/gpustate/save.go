@@ -9,14 +9,12 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate/internal/digestcheck"
@@ -43,13 +41,12 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 		}
 	}
 	path, chosen := choosePath(s.opts.Config.Staging, dir, s.procs, s.locked.use)
-	_, through := path.(writeThrough) // a small buffer, which many threads at once would not keep to
 	if len(s.procs) > 0 {
 		helper, err := s.helpers.Get(ctx)
 		if err != nil {
 			return err
 		}
-		if err := s.refuseShared(ctx, helper, through); err != nil {
+		if err := s.refuseShared(ctx, helper, path); err != nil {
 			return err
 		}
 	}
@@ -65,18 +62,15 @@ func (s *State) Preflight(ctx context.Context, dir string) (err error) {
 				size(state), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 		}
 	}
-	s.path = path
-	return errors.Join(chosen, s.parked.LeaveToDriver(through))
+	var left error
+	s.path, left = keep(s.parked, path)
+	return errors.Join(chosen, left)
 }
 
 // job is what the data path works on now.
-func (s *State) job() *Job {
-	memory := uint64(0)
-	for _, g := range s.had() {
-		memory += g.Memory
-	}
+func (s *State) job(next Next) *Job {
 	return &Job{
-		Processes: s.procs, Parked: s.parked, Tracer: s.tracers.session, Use: s.locked.use.byPID, Memory: memory,
+		Processes: s.procs, Helpers: &s.helpers, Tracer: s.tracers.session, Next: next, GPUs: s.had(), Use: s.locked.use,
 		CopyThreads: s.copyThreads, Sweep: s.tracers.sweep,
 	}
 }
@@ -85,7 +79,7 @@ func (s *State) job() *Job {
 // returns its bytes. dir is where Store or Spill will write it; "" for none. The container is frozen before and after;
 // while it is thawed, every thread but the driver's is held. On an error the state is where it was; if it could not be
 // brought back, the State is Saved, and the error an ErrLost where trying again is of no use.
-func (s *State) Save(ctx context.Context, dir string, next interposer.Next) (bytes uint64, err error) {
+func (s *State) Save(ctx context.Context, dir string, next Next) (bytes uint64, err error) {
 	if err := s.require("save GPU state", Locked); err != nil {
 		return 0, err
 	}
@@ -100,25 +94,13 @@ func (s *State) Save(ctx context.Context, dir string, next interposer.Next) (byt
 	if err != nil {
 		return 0, err
 	}
-	k := keep(ctx, s, helper, dir, next)
-	defer k.end()
 	defer s.target.CloseExecs()()
 	if err := s.target.RefuseStartingExecs(); err != nil {
 		return 0, err
 	}
 	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error {
-		return s.save(ctx, helper, dir, thaw)
+		return s.save(ctx, helper, dir, next, thaw)
 	})
-	if err == nil {
-		kept := k.taken()
-		s.areas = append(kept, s.areas...)
-		for _, a := range kept {
-			s.sizes[a.Process] += a.Bytes
-		}
-		for i, a := range s.areas {
-			s.areas[i].Interposer = s.parked.Has(s.procs[a.Process].PID.Host, a.Start)
-		}
-	}
 	if err != nil && s.phase == Saved && !errors.Is(err, ErrLost) {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
@@ -129,18 +111,15 @@ func (s *State) Save(ctx context.Context, dir string, next interposer.Next) (byt
 }
 
 // save is Save while the threads are held.
-func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw func() error) error {
+func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, next Next, thaw func() error) error {
 	var before [][]cuda.Range
 	var thawed, refused bool
-	var taken uint64 // by the interposers
-	areas, err := s.path.Save(ctx, s.job(), dir, func() (err error) {
-		if err := thaw(); err != nil {
-			return err
-		}
-		thawed = true
-		if taken, err = s.parked.Save(ctx, helper, time.Duration(s.opts.Config.LockTimeout)); err != nil {
-			return err
-		}
+	job := s.job(next)
+	areas, err := s.path.Save(ctx, job, dir, func() error {
+		err := thaw()
+		thawed = err == nil
+		return err
+	}, func() (err error) {
 		if before, err = s.memory(); err != nil {
 			return err
 		}
@@ -153,14 +132,11 @@ func (s *State) save(ctx context.Context, helper *cuda.Helper, dir string, thaw 
 	})
 	s.areas = areas
 	if err != nil && areas == nil && thawed {
-		lent, aerr := s.path.Abort(s.job())
+		lent, aerr := s.path.Abort(job)
 		s.lent, err = append(s.lent, lent...), sequence.Join(err, aerr)
 	}
 	if refused && s.anySaved(context.WithoutCancel(ctx), &s.helpers) {
 		s.phase, err = Saved, judge(err, s.procs, s.Stuck)
-	}
-	if err == nil && s.parked.Kept() == nil && bytesOf(areas) < taken {
-		err = fmt.Errorf("the tracer that had the interposer's GPU state has ended: resume the container and try again: %w", errdefs.ErrUnavailable)
 	}
 	if err != nil {
 		return err
@@ -188,7 +164,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		if err := thaw(); err != nil {
 			return err
 		}
-		done, err := s.putBack(ctx, helper, s.job())
+		done, err := s.putBack(ctx, helper, s.job(GoesOn))
 		if err != nil {
 			return err
 		}
@@ -204,7 +180,6 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		return err
 	})
 	if s.phase == Locked {
-		s.parked.Kept().InArea()
 		// The tracer has the areas' memory too. A client may leave the container
 		// paused for as long as it packs the images.
 		s.dropAreas()

@@ -153,7 +153,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 	began := time.Now()
 	s.use(opts)
 	s.locked, s.onto = locked{}, nil
-	if err := s.locked.lockAll(ctx, &s.helpers, &s.tracers, candidates, s.Candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
+	if err := s.locked.lockAll(ctx, &s.helpers, candidates, s.Candidates, time.Duration(opts.Config.LockTimeout)); err != nil || len(s.procs)+len(s.bystanders) == 0 {
 		s.Close()
 		s.locked = locked{}
 		return err
@@ -195,7 +195,7 @@ func (s *State) Unlock(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		return unlock(ctx, s.procs, s.parked, helper)
+		return s.locked.unlock(ctx, helper)
 	}
 	err := unlock()
 	if errors.Is(err, cuda.ErrHelperGone) { // a helper that was killed is noticed by its first call

@@ -25,14 +25,14 @@ type steered struct{}
 
 // save steers all processes, has them checkpointed, and takes the areas. A
 // process that cannot be steered is left to the driver, unless strict.
-func (steered) save(ctx context.Context, job *Job, target steer.Target, strict bool, checkpoint func() error) ([]Area, error) {
+func (steered) save(ctx context.Context, job *Job, target steer.Target, strict bool, thaw, checkpoint func() error) ([]Area, error) {
 	for _, p := range job.Processes {
 		if p.State == cuda.Checkpointed {
 			continue
 		}
 		t := target
-		t.PID, t.Name, t.Most = p.PID.Host, images.AreaPrefix(p.PID.NS), most(job.Use[p.PID.Host], job.Memory)
-		if tid, ok := job.Parked.Saver(t.PID); ok {
+		t.PID, t.Name, t.Most = p.PID.Host, images.AreaPrefix(p.PID.NS), job.most(p.PID.Host)
+		if tid, ok := job.Savers[t.PID]; ok {
 			t.TID = tid
 			if err := job.Tracer.Steer(t); err != nil {
 				return nil, err
@@ -41,7 +41,7 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 		}
 		t.TID, t.Sweep = p.RestoreThread.Host, job.Sweep
 		if t.Window > 0 {
-			t.Reserve = job.Use[p.PID.Host]
+			t.Reserve = job.Use.byPID[t.PID]
 		} else {
 			t.CopyThreads = job.CopyThreads
 		}
@@ -53,19 +53,25 @@ func (steered) save(ctx context.Context, job *Job, target steer.Target, strict b
 			log.G(ctx).WithError(err).Warn("the staging area is left to the driver")
 		}
 	}
+	if err := thaw(); err != nil {
+		return nil, err
+	}
 	if err := checkpoint(); err != nil {
 		return nil, err
 	}
 	return take(ctx, job)
 }
 
-// most is the largest host memory, in bytes, that the driver asks for to save a process that uses so
-// much GPU memory, of so much that its GPUs have. The driver's own counts as used, and it leaves out
-// of that what it can make again. An eighth more is for what came up since the survey, and a GiB for a
-// context: a process that had just begun was surveyed with 17 MB and saved with 553 MB (H100, driver 580).
-func most(use, memory uint64) uint64 {
+// most is the largest host memory, in bytes, that the driver asks for to save a process. The driver's own
+// GPU memory counts as used, and it leaves out of that what it can make again. An eighth more is for what
+// came up since the survey, and a GiB for a context: a process that had just begun was surveyed with 17 MB
+// and saved with 553 MB (H100, driver 580).
+func (j *Job) most(pid int) uint64 {
+	use := j.Use.byPID[pid]
 	if use == 0 { // not known
-		use = memory
+		for _, g := range j.GPUs {
+			use += g.Memory
+		}
 	}
 	if use == 0 {
 		return 0
@@ -81,12 +87,6 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 		return nil, err
 	}
 	var areas []Area
-	count := make(map[int]int)
-	for _, p := range job.Processes {
-		if _, kept := job.Parked.Kept().Place(p.PID.Host); kept {
-			count[p.PID.NS] = 1 // see keeping
-		}
-	}
 	for _, s := range settled {
 		f, err := os.OpenFile(s.Path, os.O_RDWR, 0)
 		if err != nil {
@@ -96,10 +96,8 @@ func take(ctx context.Context, job *Job) ([]Area, error) {
 			return nil, fmt.Errorf("keep the staging area's file: %w", err)
 		}
 		at := slices.IndexFunc(job.Processes, func(p cuda.Process) bool { return p.PID.Host == s.PID })
-		pid := job.Processes[at].PID.NS
-		a := Area{Process: at, Area: images.Area{File: images.AreaFile(pid, count[pid]), Start: s.Start, Bytes: s.Bytes, Offset: s.Offset}}
+		a := Area{Process: at, Area: images.Area{File: images.AreaFile(job.Processes[at].PID.NS, s.Number), Start: s.Start, Bytes: s.Bytes, Offset: s.Offset}}
 		a.hold(f)
-		count[pid]++
 		areas = append(areas, a)
 	}
 	// After an error it is not known which areas the processes still have. All are
@@ -165,8 +163,8 @@ func ranges(areas []Area) []staging.FileRange {
 // the driver, while it fills, and the rest in Store. Without a directory the state stays in memory.
 type memoryFirst struct{ steered }
 
-func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
-	return p.save(ctx, job, steer.Target{CopyTo: dir}, false, checkpoint)
+func (p memoryFirst) Save(ctx context.Context, job *Job, dir string, thaw, checkpoint func() error) ([]Area, error) {
+	return p.save(ctx, job, steer.Target{CopyTo: dir}, false, thaw, checkpoint)
 }
 
 func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Area, dir string, _ bool) ([][]string, error) {
@@ -180,8 +178,8 @@ func (memoryFirst) Store(_ context.Context, worker *staging.Digester, areas []Ar
 // imageFile has the driver fill the image's own file on a tmpfs, which is memory already.
 type imageFile struct{ steered }
 
-func (p imageFile) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
-	return p.save(ctx, job, steer.Target{Dir: dir}, false, checkpoint)
+func (p imageFile) Save(ctx context.Context, job *Job, dir string, thaw, checkpoint func() error) ([]Area, error) {
+	return p.save(ctx, job, steer.Target{Dir: dir}, false, thaw, checkpoint)
 }
 
 // Store digests the files where they are. It makes holes of what is zero, unless
@@ -201,9 +199,9 @@ type writeThrough struct {
 	window uint64 // bytes of each area that may be in memory at a time
 }
 
-func (p writeThrough) Save(ctx context.Context, job *Job, dir string, checkpoint func() error) ([]Area, error) {
+func (p writeThrough) Save(ctx context.Context, job *Job, dir string, thaw, checkpoint func() error) ([]Area, error) {
 	log.G(ctx).WithField("window", p.window).Info("memory is short: GPU state is written through to the disk")
-	return p.save(ctx, job, steer.Target{Dir: dir, Window: p.window}, true, checkpoint)
+	return p.save(ctx, job, steer.Target{Dir: dir, Window: p.window}, true, thaw, checkpoint)
 }
 
 // Store flushes and digests the files where they are, past the page cache. The

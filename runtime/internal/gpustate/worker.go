@@ -6,12 +6,8 @@ package gpustate
 import (
 	"context"
 	"errors"
-	"time"
-
-	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -43,18 +39,6 @@ func (t *tracers) digester(ctx context.Context) (*staging.Digester, error) {
 	return charged.Start(ctx, t.run, t.node, staging.StartDigester)
 }
 
-// park has the interposers of processes close their gates; nil: there is nothing that they will save.
-func (t *tracers) park(ctx context.Context, procs cuda.Group, timeout time.Duration) *interposer.Parked {
-	if !t.node.Steer || !steer.CanSteer {
-		return nil
-	}
-	parked, err := interposer.Park(ctx, procs, timeout)
-	if err != nil {
-		log.G(ctx).WithError(err).Warn("the interposer's GPU memory is left to the driver")
-	}
-	return parked
-}
-
 // close ends the tracer, and notes whether it had died before.
 func (t *tracers) close() {
 	if t.session != nil {
@@ -65,8 +49,8 @@ func (t *tracers) close() {
 	}
 }
 
-// held runs do while every thread of the container, except the driver's own in procs, is held by
-// ptrace. do is to call thaw, after which the driver's threads can work. The order is: frozen,
+// held runs do while every thread of the container, except drivers of procs, is held by ptrace. do is to
+// call thaw, after which those can work. The order is: frozen,
 // held, thawed, frozen again, let go; the application does not run in between.
 func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
 	cgroup, err := target.Cgroup()
@@ -77,18 +61,14 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	if err != nil {
 		return err
 	}
-	drivers := interposer.Threads(procs) // steered, and waiting
-	for _, p := range procs {
-		drivers = append(drivers, p.RestoreThread.Host)
-	}
 	tracer, err := t.started(ctx)
-	if err == nil {
-		err = cgroup.Loosen()
-	}
-	if err == nil {
-		err = tracer.Hold(pids, drivers)
-	}
 	if err != nil {
+		return err
+	}
+	if err := cgroup.Loosen(); err != nil {
+		return err
+	}
+	if err := tracer.Hold(pids, drivers(procs)); err != nil {
 		return err
 	}
 	if err := host.RefuseForeign(cgroup.Pids, pids); err != nil {

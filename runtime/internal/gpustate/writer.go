@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 )
 
@@ -18,8 +17,6 @@ type Writer struct {
 	areas  []Area // their files are duplicates
 	sizes  []uint64
 	worker *staging.Digester
-	kept   *interposer.Kept // what the areas lack before Drain; nil for nothing
-	write  func()           // what is to be done still
 	stop   context.CancelFunc
 	done   chan struct{} // closed at the end; then the following are set
 
@@ -28,64 +25,50 @@ type Writer struct {
 }
 
 // Store begins to write the areas to dir. Close must be called on the Writer. stays says that the
-// state is to return to the GPUs from the areas. If Kept reports true, it is Drain that begins.
-func (s *State) Store(ctx context.Context, dir string, stays bool) (_ *Writer, err error) {
+// state is to return to the GPUs from the areas.
+func (s *State) Store(ctx context.Context, dir string, stays bool) (*Writer, error) {
 	if err := s.require("store GPU state", Saved); err != nil {
 		return nil, err
 	}
-	ctx = context.WithoutCancel(ctx)
-	w := &Writer{sizes: slices.Clone(s.sizes), kept: s.parked.Kept(), done: make(chan struct{})}
-	w.kept.Want()
-	ctx, w.stop = context.WithCancel(ctx)
+	w := &Writer{sizes: slices.Clone(s.sizes), done: make(chan struct{})}
+	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if len(s.areas) == 0 {
 		close(w.done)
 		return w, nil
 	}
-	defer func() {
-		if err != nil {
-			close(w.done)
-			w.Close()
-		}
-	}()
+	var err error
+	if w.worker, err = s.tracers.digester(ctx); err != nil {
+		w.stop()
+		return nil, err
+	}
 	for i := range s.areas {
 		w.areas = append(w.areas, s.areas[i].share())
 	}
-	if w.worker, err = s.tracers.digester(ctx); err != nil {
-		return nil, err
-	}
 	path := s.path
-	w.write = func() {
+	go func() {
 		defer close(w.done)
 		w.digests, w.err = path.Store(ctx, w.worker, w.areas, dir, stays)
-	}
-	if w.kept == nil {
-		w.begin()
-	}
+	}()
 	return w, nil
 }
 
-func (w *Writer) begin() {
-	if w.write != nil {
-		go w.write()
-		w.write = nil
-	}
+// Filling reports whether bytes that the driver did not have are on their way to the areas still.
+func (w *Writer) Filling() bool {
+	return slices.ContainsFunc(w.areas, func(a Area) bool { return a.filling != nil })
 }
 
-// Kept reports whether GPU memory is on its way to the areas still, and Drain must be called.
-func (w *Writer) Kept() bool { return w.kept != nil }
-
-// Drain waits until what was kept is in the areas, and has the areas written. It returns the bytes of what was kept.
-func (w *Writer) Drain(ctx context.Context) (bytes uint64, err error) {
-	if bytes, err = w.kept.Wait(ctx); err == nil {
-		w.kept.InArea()
-		for i, a := range w.areas {
-			if a.keeper != 0 {
-				w.areas[i].Computed = images.DigestsOfParts(a.Bytes, w.kept.Parts(a.keeper))
-			}
+// Fill waits until all areas have their bytes, and returns how many were on their way.
+func (w *Writer) Fill(ctx context.Context) (bytes uint64, err error) {
+	for _, a := range w.areas {
+		if a.filling == nil {
+			continue
 		}
-		w.begin()
+		if _, err := a.filling.Wait(ctx); err != nil {
+			return 0, err
+		}
+		bytes += a.Bytes
 	}
-	return bytes, err
+	return bytes, nil
 }
 
 // Wait waits until the files are complete. On an error some may be there in part.
@@ -119,13 +102,8 @@ func (w *Writer) Close() {
 		return
 	}
 	w.stop()
-	w.kept.Close()
 	if w.worker != nil {
 		w.worker.Kill()
-	}
-	if w.write != nil { // what was kept has not come
-		close(w.done)
-		w.write = nil
 	}
 	<-w.done
 	if w.worker != nil {

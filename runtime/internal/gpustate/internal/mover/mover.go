@@ -1,21 +1,25 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package mover makes GPU memory for processes that are being restored, before there are any, and fills
-// it from their checkpoint. That goes on beside CRIU and the driver, rather than behind them.
+// Package mover starts movers beside other work, and has them make GPU memory for processes that are being
+// restored, before there are any, and fill it from their checkpoint. That goes on beside CRIU and the
+// driver, rather than behind them.
 //
-// WarmUp starts a mover before it is needed. The life of a Fill: Begin has a mover make the memory and end. Take returns that of a
-// process, once all of it is there. Compared tells whether the GPU has compared the digests. Close gives up what nobody has taken. A Fill that fails costs time
-// alone: the process's interposer fills its memory itself.
+// The life of a Fill: WarmUp begins to start a mover, Begin has it make the memory and end, Take returns
+// that of a process, once all of it is there. Compared tells whether the GPU has compared the digests.
+// Close gives up what nobody has taken. A Fill that fails costs time alone: the process's interposer fills
+// its memory itself.
 package mover
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/log"
@@ -38,48 +42,39 @@ const (
 	patience = 10 * time.Second
 )
 
-// Warm is a mover that comes up while the container is created. That takes 0.33 s where nobody has the GPU open (H200).
+// errTaken says that a mover was taken, or given up.
+var errTaken = errors.New("the mover has gone")
+
+// Warm is a mover that comes up beside other work. That takes 0.33 s where nobody has the GPU open (H200).
 type Warm struct {
 	stop  context.CancelFunc
 	mover func() (*cuda.Mover, error) // waits for it
-	timer *time.Timer                 // whoever stops it has the mover
+	taken atomic.Bool                 // or given up
 }
 
-// WarmUp begins to start a mover for a GPU, by its UUID, for areas that interposers have saved. It ends if Begin does not
-// come within 10 s. It returns nil if there is too little to be made.
-func WarmUp(ctx context.Context, all *cudahelper.Helpers, gpu string, areas []images.Area) *Warm {
-	if bytes, _ := bytesOf(areas); bytes < least {
-		return nil
-	}
-	return warmFor(ctx, patience, func(ctx context.Context) (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) })
-}
-
-// warmFor is a mover that start starts, and that waits for so long.
-func warmFor(ctx context.Context, wait time.Duration, start func(context.Context) (*cuda.Mover, error)) *Warm {
-	w := &Warm{}
+// Start begins to start a mover. It outlives ctx. Take or Close must follow.
+func Start(ctx context.Context, start func(context.Context) (*cuda.Mover, error)) *Warm {
+	w := new(Warm)
 	ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
 	w.mover = sync.OnceValues(func() (*cuda.Mover, error) { return start(ctx) })
 	go func() { _, _ = w.mover() }()
-	w.timer = time.AfterFunc(wait, w.end)
 	return w
 }
 
-// take returns what waits for the mover, once; nil if there is none. It can be called on nil.
-func (w *Warm) take() func() (*cuda.Mover, error) {
-	if w == nil || !w.timer.Stop() {
-		return nil
+// Take waits for the mover, which is the caller's then, unless ctx ends first.
+func (w *Warm) Take(ctx context.Context) (*cuda.Mover, error) {
+	if w.taken.Swap(true) {
+		return nil, errTaken
 	}
-	return w.mover
+	defer context.AfterFunc(ctx, w.stop)()
+	return w.mover()
 }
 
-// Close ends a mover that Begin has not taken. It can be called on nil, and again.
+// Close ends a mover that nobody has taken. It can be called on nil, and again.
 func (w *Warm) Close() {
-	if w.take() != nil {
-		w.end()
+	if w == nil || w.taken.Swap(true) {
+		return
 	}
-}
-
-func (w *Warm) end() {
 	w.stop()
 	go func() {
 		if m, err := w.mover(); err == nil {
@@ -101,37 +96,46 @@ func bytesOf(areas []images.Area) (bytes, others uint64) {
 	return bytes, others
 }
 
-// Fill is the memory of a container's processes.
+// Fill is the memory of a container's processes. All methods can be called on nil: there is none.
 type Fill struct {
+	start func(context.Context) (*cuda.Mover, error)
+	gpu   string // its UUID
+	warm  *Warm
+
 	stop   context.CancelFunc
-	done   chan struct{}   // closed at the end
+	done   chan struct{}   // closed at the end; nil before Begin
 	mu     sync.Mutex      // several processes take their memory at once
 	memory [][]cuda.Memory // of each area; nil where there is none, or it is taken
 	// compared says, once done is closed, that the GPU has digested all of the memory, and each digest was right.
 	compared bool
 }
 
-// Begin begins to make memory on a GPU, by its UUID, with the bytes of the areas that interposers have
-// saved; the others are counted as what else the processes will have there. It returns nil if there is too
-// little to be made. No byte of the areas may be arriving still. helper is asked for the room, and atOnce
-// restores share the processors. warm is of WarmUp for the same GPU, or nil.
-func Begin(ctx context.Context, all *cudahelper.Helpers, helper *cuda.Helper, gpu string, areas []images.Area, atOnce int, warm *Warm) *Fill {
-	bytes, others := bytesOf(areas)
-	if bytes < least {
+// WarmUp begins to start a mover for a GPU, by its UUID, for areas that interposers have saved. It ends if Begin does not
+// come within 10 s. It returns nil if there is too little to be made.
+func WarmUp(ctx context.Context, all *cudahelper.Helpers, gpu string, areas []images.Area) *Fill {
+	if bytes, _ := bytesOf(areas); bytes < least {
 		return nil
 	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	f := &Fill{stop: stop, done: make(chan struct{})}
+	start := func(ctx context.Context) (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) }
+	f := &Fill{start: start, gpu: gpu, warm: Start(ctx, start)}
+	time.AfterFunc(patience, f.warm.Close)
+	return f
+}
+
+// Begin begins to make the memory, with the bytes of the areas that interposers have saved; the others are counted as
+// what else the processes will have there. No byte of the areas may be arriving still. helper is asked for the room, and
+// atOnce restores share the processors.
+func (f *Fill) Begin(ctx context.Context, helper *cuda.Helper, areas []images.Area, atOnce int) {
+	if f == nil {
+		return
+	}
+	ctx, f.stop = context.WithCancel(context.WithoutCancel(ctx))
+	f.done = make(chan struct{})
 	go func() {
 		defer close(f.done)
+		bytes, others := bytesOf(areas)
 		began := time.Now()
-		start := warm.take()
-		if start == nil {
-			start = func() (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) }
-		} else {
-			defer context.AfterFunc(ctx, warm.stop)()
-		}
-		err := f.fill(ctx, start, helper, gpu, areas, bytes+others+spare, max(1, runtime.NumCPU()/max(1, atOnce)))
+		err := f.fill(ctx, helper, areas, bytes+others+spare, max(1, runtime.NumCPU()/max(1, atOnce)))
 		if err == nil {
 			log.G(ctx).WithField("bytes", bytes).WithField("took", time.Since(began)).WithField("digested", f.compared).Info("GPU memory is made for the processes")
 			return
@@ -141,11 +145,13 @@ func Begin(ctx context.Context, all *cudahelper.Helpers, helper *cuda.Helper, gp
 			log.G(ctx).WithError(err).Info("the processes fill their GPU memory themselves: it cannot be made for them")
 		}
 	}()
-	return f
 }
 
-func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), helper *cuda.Helper, gpu string, areas []images.Area, need uint64, threads int) error {
-	mover, err := start()
+func (f *Fill) fill(ctx context.Context, helper *cuda.Helper, areas []images.Area, need uint64, threads int) error {
+	mover, err := f.warm.Take(ctx)
+	if errors.Is(err, errTaken) {
+		mover, err = f.start(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -154,9 +160,9 @@ func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), help
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(info.GPUs, func(g cuda.GPU) bool { return g.UUID == gpu })
+	i := slices.IndexFunc(info.GPUs, func(g cuda.GPU) bool { return g.UUID == f.gpu })
 	if i < 0 || info.GPUs[i].Free < need { // 0 is unknown
-		return fmt.Errorf("GPU %s has no room for it: %d bytes are needed", gpu, need)
+		return fmt.Errorf("GPU %s has no room for it: %d bytes are needed", f.gpu, need)
 	}
 	defer context.AfterFunc(ctx, mover.Kill)()
 	f.memory = make([][]cuda.Memory, len(areas))
@@ -165,27 +171,39 @@ func (f *Fill) fill(ctx context.Context, start func() (*cuda.Mover, error), help
 		if !a.Interposer {
 			continue
 		}
-		spans, err := spansOf(&a)
-		var parts cuda.Parts
-		if err == nil {
-			f.memory[i], parts, err = mover.CopyIn(ctx, gpu, piece, spans, threads)
+		var digested bool
+		if f.memory[i], digested, err = copyIn(ctx, mover, f.gpu, &a, threads); err != nil {
+			return err
 		}
+		compared = compared && digested
+	}
+	f.compared = compared
+	return nil
+}
+
+// copyIn makes the memory of an area, and reports whether the GPU has digested it. Memory with wrong digests is returned
+// with an error.
+func copyIn(ctx context.Context, mover *cuda.Mover, gpu string, a *images.Area, threads int) ([]cuda.Memory, bool, error) {
+	spans, err := spansOf(a)
+	defer func() {
 		for _, s := range spans {
 			if s.File != nil {
 				s.File.Close()
 			}
 		}
-		if err != nil {
-			return err
-		}
-		digests := images.DigestsOfParts(a.Bytes, parts)
-		if digests != nil && !slices.Equal(digests, a.Digests) {
-			return fmt.Errorf("%s has other digests on the GPU than in the checkpoint", a.File)
-		}
-		compared = compared && digests != nil
+	}()
+	if err != nil {
+		return nil, false, err
 	}
-	f.compared = compared
-	return nil
+	memory, parts, err := mover.CopyIn(ctx, gpu, piece, spans, threads)
+	if err != nil {
+		return nil, false, err
+	}
+	digests := images.DigestsOfParts(a.Bytes, parts)
+	if digests != nil && !slices.Equal(digests, a.Digests) {
+		return memory, false, fmt.Errorf("%s has other digests on the GPU than in the checkpoint", a.File)
+	}
+	return memory, digests != nil, nil
 }
 
 // spansOf returns an area's bytes. The files are the caller's, also after an error; a file may be there
@@ -239,9 +257,9 @@ func (f *Fill) giveUp() {
 }
 
 // Take waits for the memory, and returns that of an area by its place in Begin, once. It is the caller's.
-// nil: there is none. It can be called on nil.
+// nil: there is none.
 func (f *Fill) Take(ctx context.Context, area int) (memory []cuda.Memory) {
-	if f == nil {
+	if f == nil || f.done == nil {
 		return nil
 	}
 	select {
@@ -258,18 +276,22 @@ func (f *Fill) Take(ctx context.Context, area int) (memory []cuda.Memory) {
 }
 
 // Compared waits until the memory is there, and reports whether the GPU has digested it and each digest was right. Else
-// others must compare them: where the driver cannot compile the kernel, or one was wrong. It can be called on nil.
+// others must compare them: where the driver cannot compile the kernel, or one was wrong.
 func (f *Fill) Compared() bool {
-	if f == nil {
+	if f == nil || f.done == nil {
 		return false
 	}
 	<-f.done
 	return f.compared
 }
 
-// Close ends the mover, and gives up what is not taken. It can be called on nil.
+// Close ends the mover, and gives up what is not taken. It can be called again.
 func (f *Fill) Close() {
 	if f == nil {
+		return
+	}
+	f.warm.Close()
+	if f.done == nil {
 		return
 	}
 	f.stop()

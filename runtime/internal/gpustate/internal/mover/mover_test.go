@@ -86,13 +86,13 @@ func TestFilesThatAreNone(t *testing.T) {
 	}
 }
 
-// A mover that comes up early is taken once, and ends if it is not: when it has waited for long enough, or is given up.
+// A mover that comes up early is taken once, and ends if it is not, or if who takes it gives up.
 func TestWarm(t *testing.T) {
 	none := errors.New("no mover")
 	// begin returns a mover that is never up, and what is closed when it was told to end.
-	begin := func(wait time.Duration) (*Warm, chan struct{}) {
+	begin := func() (*Warm, chan struct{}) {
 		ended := make(chan struct{})
-		return warmFor(t.Context(), wait, func(ctx context.Context) (*cuda.Mover, error) {
+		return Start(t.Context(), func(ctx context.Context) (*cuda.Mover, error) {
 			<-ctx.Done()
 			close(ended)
 			return nil, none
@@ -107,10 +107,18 @@ func TestWarm(t *testing.T) {
 		}
 	}
 
-	w, ended := begin(time.Hour)
-	mover := w.take()
-	if mover == nil || w.take() != nil {
-		t.Fatal("it can be taken never, or twice")
+	w, ended := begin()
+	ctx, cancel := context.WithCancel(t.Context())
+	took := make(chan error)
+	go func() {
+		_, err := w.Take(ctx)
+		took <- err
+	}()
+	for !w.taken.Load() {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := w.Take(ctx); !errors.Is(err, errTaken) {
+		t.Errorf("taken twice: %v", err)
 	}
 	w.Close()
 	select {
@@ -118,28 +126,32 @@ func TestWarm(t *testing.T) {
 		t.Fatal("it has ended though it was taken")
 	case <-time.After(50 * time.Millisecond):
 	}
-	w.stop()
-	if _, err := mover(); !errors.Is(err, none) {
+	cancel()
+	if err := <-took; !errors.Is(err, none) {
 		t.Errorf("the mover: %v", err)
 	}
 
-	w, ended = begin(time.Hour)
+	w, ended = begin()
 	w.Close()
 	within(ended)
 	w.Close()
-	if w.take() != nil {
-		t.Error("it can be taken though it was given up")
+	if _, err := w.Take(t.Context()); !errors.Is(err, errTaken) {
+		t.Errorf("taken though it was given up: %v", err)
 	}
-
-	w, ended = begin(time.Millisecond)
-	within(ended)
-	if w.take() != nil {
-		t.Error("it can be taken though it has waited for long enough")
-	}
-
 	var nobody *Warm
 	nobody.Close()
-	if nobody.take() != nil {
-		t.Error("nobody has a mover")
+}
+
+// Memory that nobody has begun to make is none.
+func TestNoFill(t *testing.T) {
+	w := Start(t.Context(), func(context.Context) (*cuda.Mover, error) { return nil, errors.New("no mover") })
+	for _, f := range []*Fill{nil, {warm: w}} {
+		if f == nil {
+			f.Begin(t.Context(), nil, nil, 1)
+		}
+		if f.Compared() || f.Take(t.Context(), 0) != nil {
+			t.Errorf("%v has memory", f)
+		}
+		f.Close()
 	}
 }
