@@ -110,15 +110,19 @@ func TestPeerAccessRefused(t *testing.T) {
 	}
 }
 
-// Where the interposer's memory is left to the driver, because it is written through to a disk, the
-// interposer does not help, and the program is refused.
-func TestPeerAccessWrittenThrough(t *testing.T) {
+// Where the interposer's memory is left to the driver, because it is written through to a disk or because
+// nothing is steered, the interposer does not help, and the program is refused.
+func TestPeerAccessLeftToTheDriver(t *testing.T) {
 	two(t)
-	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nwhen_short = \"write-through\"", 48<<20)))
 	k := start(t, harness.RunSpec{GPUs: []int{0, 1}, Annotations: map[string]string{annotations.Interposer: "true"}}, reaching["mappings"]...)
 	k.Expect(t, "count", "101")
-	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its interposer needs room in memory")
+	undo := shared.Configured(t, shared.Staging("unsteered", "steer = false"))
+	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "[staging] steer is off")
+	undo()
 	k.Expect(t, "count", "102")
+	shared.Configured(t, shared.Staging("short", fmt.Sprintf("memory_limit = %d\nwhen_short = \"write-through\"", 48<<20)))
+	harness.Says(t, checkpointInto(t, k, harness.DiskDir(t)), "reaches memory of one GPU from another", "its interposer needs room in memory")
+	k.Expect(t, "count", "103")
 }
 
 // A child that was forked after CUDA began has the old GPU's file open, and goes on where there is

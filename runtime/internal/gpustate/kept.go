@@ -54,7 +54,7 @@ func drivers(procs cuda.Group) []int {
 }
 
 // refuseReach refuses a process that reaches memory of one GPU from another, unless its interposer takes
-// that down: which it does not do where path writes its memory through to a disk.
+// that down: which it does not do where it is not parked, nor where path writes its memory through to a disk.
 func (l *locked) refuseReach(pid int, driver string, path DataPath) error {
 	c, err := interposer.Find(pid)
 	if err != nil {
@@ -62,12 +62,16 @@ func (l *locked) refuseReach(pid int, driver string, path DataPath) error {
 	}
 	defer c.Close()
 	_, through := path.(writeThrough)
-	if c != nil && !through {
-		return nil
-	}
-	todo := "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
-	if c != nil {
+	var todo string
+	switch {
+	case c == nil:
+		todo = "start the program with the annotation " + annotations.Interposer + ", or let it see one GPU"
+	case through:
 		todo = "its interposer needs room in memory: checkpoint to a directory in memory, or raise the limit"
+	case l.parked == nil:
+		todo = "its interposer could not be parked (the shim's log says why), or [staging] steer is off: try again, with it on"
+	default:
+		return nil
 	}
 	return fmt.Errorf("process %s reaches memory of one GPU from another (peer access: JAX with several GPUs, NCCL or PyTorch in one process): driver %s would checkpoint it and might never restore it; %s: %w",
 		proc.Describe(pid), driver, todo, errdefs.ErrFailedPrecondition)
