@@ -143,6 +143,29 @@ func TestFileLocks(t *testing.T) {
 	})
 }
 
+// So do those of a process that is stopped, and it stays so.
+func TestLocksOfStopped(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{}, "plain", "--locks", "/")
+	k.Expect(t, "count", "101")
+	stop(t, k.MustPid(t))
+	dir := t.TempDir()
+	hurries(t, func() {
+		if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+		}
+	})
+	hurries(t, func() { restoreInPlace(t, k, dir) })
+	pid := k.MustPid(t)
+	isStopped(t, pid)
+	expectLocks(t, k, "")
+	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	k.Expect(t, "count", "102")
+	expectLocks(t, k, "")
+}
+
 // A command without options for locks takes them as well.
 func TestFileLocksByCommand(t *testing.T) {
 	results.Add(t)
