@@ -6,7 +6,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
+	"crypto/hpke"
 	"errors"
 	"fmt"
 	"slices"
@@ -28,8 +28,9 @@ import (
 )
 
 const (
-	// unscheduled is how long a pod without a node is left alone.
-	unscheduled = 5 * time.Second
+	// handover is how long the controller may take to hand over a push secret, and look how often the
+	// agent looks for it.
+	handover, look = 2 * time.Minute, 200 * time.Millisecond
 	// next is how long until a Checkpoint is looked at again whose namespace has another one at work.
 	next = time.Second
 	// atOnce is how many namespaces have a Checkpoint at work.
@@ -58,7 +59,7 @@ type worker interface {
 // controller takes the Checkpoints of pods of its node from their making to their end.
 type controller struct {
 	client client.Client
-	// direct reads pods and secrets one by one: the agent may list neither.
+	// direct is not behind, and caches no pods.
 	direct client.Reader
 	events record.EventRecorder
 	node   string // its name
@@ -97,19 +98,19 @@ type failure struct {
 func (f failure) Error() string { return f.err.Error() }
 func (f failure) Unwrap() error { return f.err }
 
+// errOver is the error of a Checkpoint that the controller has ended meanwhile.
+var errOver = errors.New("the controller has ended the Checkpoint")
+
 // Reconcile is called for each change of a Checkpoint, never twice at once for one.
 func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
 	var k api.Checkpoint
 	if err := c.client.Get(ctx, r.NamespacedName, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if k.Status.Phase.Over() || k.DeletionTimestamp != nil {
+	if k.Status.Phase.Over() || k.DeletionTimestamp != nil || k.Status.Node != c.node {
 		return ctrl.Result{}, nil
 	}
 	if k.Status.Phase == api.Running {
-		if k.Status.Node != c.node {
-			return ctrl.Result{}, nil
-		}
 		// What the agent has seen may be older than what it has done.
 		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
@@ -122,29 +123,43 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		return ctrl.Result{RequeueAfter: next}, nil
 	}
 	defer end()
-	var pod corev1.Pod
-	err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
-	switch {
-	case apierrors.IsNotFound(err): // each node's agent says so, the first is heard
-		return ctrl.Result{}, c.end(ctx, &k, nil, failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)})
-	case err != nil:
-		return ctrl.Result{}, err
-	case pod.Spec.NodeName == "":
-		return ctrl.Result{RequeueAfter: unscheduled}, nil
-	case pod.Spec.NodeName != c.node:
-		return ctrl.Result{}, nil
-	}
 	began := metav1.NewTime(c.now())
-	k.Status = api.Status{Phase: api.Running, Node: c.node, Started: &began}
+	k.Status.Phase, k.Status.StartTime = api.Running, &began
+	var key hpke.PrivateKey
+	if k.Spec.PushSecret != "" {
+		var err error
+		if k.Status.Handover, key, err = api.NewHandover(); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	if err := c.client.Status().Update(ctx, &k); err != nil { // a conflict: it comes again
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, c.end(ctx, &k, &pod, c.checkpoint(ctx, &k, &pod))
+	pod, err := c.checkpoint(ctx, &k, key)
+	if errors.Is(err, errOver) {
+		return ctrl.Result{}, nil
+	}
+	return ctrl.Result{}, c.end(ctx, &k, pod, err)
 }
 
 // checkpoint checkpoints and pushes the pod's containers, in one cut. On the node the images have names
-// of ours: a name that the author of an object chose may be that of another's image.
-func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod) error {
+// of ours: a name that the author of an object chose may be that of another's image. The pod is nil if
+// it is gone.
+func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey) (*corev1.Pod, error) {
+	pod := new(corev1.Pod)
+	err := patiently(ctx, func() error {
+		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, pod)
+	})
+	if client.IgnoreNotFound(err) != nil {
+		return nil, err
+	}
+	if err != nil || pod.UID != k.Status.PodUID {
+		return nil, failure{"PodNotFound", fmt.Errorf("the pod %s is gone", k.Spec.Pod)}
+	}
+	return pod, c.push(ctx, k, key, pod)
+}
+
+func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, pod *corev1.Pod) error {
 	var names []string
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
 		if s.State.Running != nil && (k.Spec.Container == "" || k.Spec.Container == s.Name) {
@@ -154,7 +169,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 	if len(names) == 0 {
 		return failure{"NotRunning", fmt.Errorf("no such container of the pod %s runs", pod.Name)}
 	}
-	credentials, err := c.credentials(ctx, k)
+	credentials, err := c.credentials(ctx, k, key)
 	if err != nil {
 		return err
 	}
@@ -182,6 +197,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 			}
 			failed = append(failed, err)
 		} else {
+			k.Status.Bytes += m.Bytes
 			k.Status.Containers = append(k.Status.Containers, api.Container{
 				Name: m.Name, Image: m.Push.Image, Digest: m.Push.Digest, Bytes: m.Bytes, GPUBytes: m.GPUBytes, Pushed: m.Push.Moved,
 				Checkpoint: seconds(m.PausedSeconds), Build: seconds(m.BuildSeconds), Push: seconds(m.Push.Took),
@@ -194,43 +210,35 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, pod *cor
 	if err := errors.Join(failed...); err != nil {
 		return failure{"PushFailed", err}
 	}
-	if k.Spec.LeaveRunning == nil || *k.Spec.LeaveRunning {
-		return nil
-	}
-	uid := pod.UID
-	err = patiently(ctx, func() error {
-		return client.IgnoreNotFound(c.client.Delete(ctx, pod, client.Preconditions{UID: &uid}))
-	})
-	if err != nil {
-		return failure{"DeleteFailed", fmt.Errorf("it is pushed, and the pod is not deleted: %w", err)}
-	}
 	return nil
 }
 
-// credentials returns the docker config.json to push with.
-func (c *controller) credentials(ctx context.Context, k *api.Checkpoint) ([]byte, error) {
-	if k.Spec.PushSecret == "" {
+// credentials returns the docker config.json to push with, which the controller hands over.
+func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey) ([]byte, error) {
+	if key == nil {
 		return []byte("{}"), nil
 	}
-	var secret corev1.Secret
-	err := patiently(ctx, func() error {
-		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret)
-	})
+	wait, cancel := context.WithTimeout(ctx, handover)
+	defer cancel()
+	for k.Status.Handover == nil || k.Status.Handover.Sealed == nil {
+		select {
+		case <-wait.Done():
+			return nil, failure{"NoCredentials", fmt.Errorf("the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)}
+		case <-time.After(look):
+		}
+		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k)
+		if err == nil && k.Status.Phase.Over() {
+			return nil, errOver
+		}
+		if err != nil && !api.Passes(err) {
+			return nil, err
+		}
+	}
+	credentials, err := k.Status.Handover.Open(string(k.UID), key)
 	if err != nil {
-		return nil, failure{"NoSecret", fmt.Errorf("read the push secret: %w", err)}
+		return nil, failure{"NoCredentials", fmt.Errorf("open what the controller has handed over: %w", err)}
 	}
-	data, ok := secret.Data[corev1.DockerConfigJsonKey]
-	if !ok {
-		return nil, failure{"NoSecret", fmt.Errorf("the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)}
-	}
-	// Nothing else of it: programs that give credentials would run on the node, as root.
-	var config struct {
-		Auths map[string]json.RawMessage `json:"auths"`
-	}
-	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, failure{"NoSecret", fmt.Errorf("read the push secret %s: %w", secret.Name, err)}
-	}
-	return json.Marshal(config)
+	return credentials, nil
 }
 
 func seconds(s float64) metav1.Duration {
@@ -270,7 +278,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 	ctx = context.WithoutCancel(ctx) // an agent that ends says so
 	now := metav1.NewTime(c.now())
 	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
-	k.Status.Phase, k.Status.Completed, k.Status.Node = api.Succeeded, &now, c.node
+	k.Status.Phase, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, &now, nil
 	kind := corev1.EventTypeNormal
 	if err != nil {
 		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed

@@ -73,6 +73,22 @@ func (d *diary) Discard(_ context.Context, image string) error { return d.do("di
 
 func (d *diary) Recover(context.Context) error { return d.do("recover") }
 
+// handsOver is the cluster's controller: it hands over the secret "registry", and ends the Checkpoints of
+// all others.
+func handsOver(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+	err := to.SubResource(sub).Update(ctx, o, opts...)
+	k, ok := o.DeepCopyObject().(*api.Checkpoint)
+	if err != nil || !ok || k.Status.Handover == nil || k.Status.Handover.Sealed != nil {
+		return err
+	}
+	if k.Spec.PushSecret != "registry" {
+		k.Status.Phase, k.Status.Handover = api.Failed, nil
+	} else if err := k.Status.Handover.Seal(string(k.UID), []byte("secret")); err != nil {
+		return err
+	}
+	return to.SubResource(sub).Update(ctx, k)
+}
+
 func TestController(t *testing.T) {
 	pod := func(nodeName string, containers ...string) *corev1.Pod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}}
@@ -82,7 +98,6 @@ func TestController(t *testing.T) {
 		}
 		return p
 	}
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"credHelpers": {"r": "own"}, "credsStore": "own", "auths": {"r": {"auth": "eDp5"}}}`)}}
 	for _, c := range []struct {
 		name   string
 		pod    *corev1.Pod
@@ -92,13 +107,13 @@ func TestController(t *testing.T) {
 		did    []string
 		phase  api.Phase
 		reason string
-		gone   bool // the pod
 		made   int  // images that are pushed; 0: one, of what has succeeded
 		ends   bool // the pod is evicted, and to be checkpointed before
 		label  bool // the Checkpoint's author says so
+		other  bool // another pod has the name
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
-			did: []string{"checkpoint ns/pod a", `push r/job:k {"auths":{"r":{"auth":"eDp5"}}}`, "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k secret", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "all of two", pod: pod("here", "a", "b"),
 			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
 		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod a,b",
@@ -107,8 +122,8 @@ func TestController(t *testing.T) {
 			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
 		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
 			did: []string{"checkpoint ns/pod b", "push r/job:k-b {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
-		{name: "the pod goes", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
-			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed", gone: true},
+		{name: "the controller deletes the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "a push that fails keeps the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)}, fails: "push r/job:k {}",
 			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Failed, reason: "PushFailed"},
 		{name: "a label keeps no image", pod: pod("here", "a"), label: true, fails: "push r/job:k {}",
@@ -118,11 +133,12 @@ func TestController(t *testing.T) {
 		{name: "of two that end one can be pushed", pod: pod("here", "a", "b"), ends: true, fails: "push r/job:k-a {}",
 			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
 		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod a", did: []string{"checkpoint ns/pod a"}, phase: api.Failed, reason: "CheckpointFailed"},
-		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed, reason: "NoSecret"},
+		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed},
 		{name: "no such container", pod: pod("here", "a"), spec: api.Spec{Container: "c"}, phase: api.Failed, reason: "NotRunning"},
 		{name: "no pod", phase: api.Failed, reason: "PodNotFound"},
-		{name: "another node's", pod: pod("there", "a")},
-		{name: "not scheduled yet", pod: pod("", "a")},
+		{name: "another pod of the name", pod: pod("here", "a"), other: true, phase: api.Failed, reason: "PodNotFound"},
+		{name: "another node's", pod: pod("there", "a"), before: api.Status{Node: "there"}},
+		{name: "of no node yet", pod: pod("here", "a"), before: api.Status{Conditions: []metav1.Condition{{Type: api.Waiting}}}},
 		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here", Conditions: []metav1.Condition{{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: api.NoAgent}}}, did: []string{"recover"}, phase: api.Failed, reason: api.Interrupted},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
@@ -141,11 +157,18 @@ func TestController(t *testing.T) {
 				c.pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
 				c.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
 			}
-			objects := []client.Object{k, secret.DeepCopy()}
+			if k.Status.Phase == "" && k.Status.Node == "" && k.Status.Conditions == nil {
+				k.Status.Node = "here"
+			}
+			k.Status.PodUID = "1"
+			if c.other {
+				k.Status.PodUID = "2"
+			}
+			objects := []client.Object{k}
 			if c.pod != nil {
 				objects = append(objects, c.pod)
 			}
-			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(objects...).Build()
+			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{SubResourceUpdate: handsOver}).Build()
 			d, events := &diary{fails: c.fails}, record.NewFakeRecorder(10)
 			r := &controller{client: cluster, direct: cluster, events: events, node: "here", work: d, now: time.Now}
 			key := client.ObjectKeyFromObject(k)
@@ -172,10 +195,12 @@ func TestController(t *testing.T) {
 			if got := k.Status.Containers; len(got) != want || want > 0 && (!strings.HasPrefix(got[0].Image, "r/job:k") || got[0].Digest != "sha256:1" || got[0].Pushed != 4) {
 				t.Errorf("%+v", got)
 			}
+			if k.Status.Phase.Over() && k.Status.Handover != nil {
+				t.Error("what was handed over is still there")
+			}
 			if c.pod != nil {
-				err := cluster.Get(t.Context(), client.ObjectKeyFromObject(c.pod), &corev1.Pod{})
-				if apierrors.IsNotFound(err) != c.gone {
-					t.Errorf("the pod: %v", err)
+				if err := cluster.Get(t.Context(), client.ObjectKeyFromObject(c.pod), &corev1.Pod{}); err != nil {
+					t.Error(err)
 				}
 			}
 			if c.fails != "" && (said == nil || !strings.Contains(said.Message, "broken")) {
@@ -221,7 +246,7 @@ func TestConflicts(t *testing.T) {
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k", Labels: map[string]string{}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}}
+	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k", Labels: map[string]string{}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}, Status: api.Status{Node: "here", PodUID: "1"}}
 	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
 	key := client.ObjectKeyFromObject(k)
 	d, events := &diary{}, record.NewFakeRecorder(10)
@@ -281,7 +306,7 @@ func TestEachNamespaceHasATurn(t *testing.T) {
 	var objects []client.Object
 	for _, name := range []string{"first/k", "first/later", "second/k"} {
 		namespace, name, _ := strings.Cut(name, "/")
-		objects = append(objects, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: api.Spec{Pod: "pod-" + name, Repository: "r/job"}})
+		objects = append(objects, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: api.Spec{Pod: "pod-" + name, Repository: "r/job"}, Status: api.Status{Node: "here"}})
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pod-" + name}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		objects = append(objects, pod)
@@ -346,37 +371,34 @@ func TestAwayForAMoment(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
-			secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte("{}")}}
-			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry", LeaveRunning: new(bool)}}
-			told, reads, deletes := 0, 0, 0
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry"}, Status: api.Status{Node: "here", PodUID: "1"}}
+			told, reads, polls := 0, 0, 0
 			away := func(n *int) error {
 				if *n++; *n <= c.times && c.times < 1000 {
 					return c.err
 				}
 				return nil
 			}
-			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod, secret).WithInterceptorFuncs(interceptor.Funcs{
+			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).WithInterceptorFuncs(interceptor.Funcs{
 				SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 					if o.(*api.Checkpoint).Status.Phase.Over() {
 						if told++; told <= c.times {
 							return c.err
 						}
 					}
-					return to.SubResource(sub).Update(ctx, o, opts...)
+					return handsOver(ctx, to, sub, o, opts...)
 				},
 				Get: func(ctx context.Context, from client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-					if _, ok := o.(*corev1.Secret); ok {
+					if _, ok := o.(*corev1.Pod); ok {
 						if err := away(&reads); err != nil {
+							return err
+						}
+					} else if reads > 0 && told == 0 { // it waits for its credentials
+						if err := away(&polls); err != nil {
 							return err
 						}
 					}
 					return from.Get(ctx, key, o, opts...)
-				},
-				Delete: func(ctx context.Context, from client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-					if err := away(&deletes); err != nil {
-						return err
-					}
-					return from.Delete(ctx, o, opts...)
 				},
 			}).Build()
 			r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: &diary{}, now: time.Now}

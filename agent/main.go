@@ -51,6 +51,9 @@ func run() error {
 		n.Env = append(n.Env, v)
 		return nil
 	})
+	flag.StringVar(&n.Keys, "keys", "/var/lib/gpuckpt/keys", "directory of the node for the keys of the cluster's nodes, which [restore] keys of its configuration names")
+	trust := flag.Bool("trust", true, "make the node's key known to the cluster, and those of all its nodes count here")
+	keep := flag.Duration("keep-keys", 30*24*time.Hour, "with --controller: how long the keys of a node count that is gone")
 	hooks := flag.String("hooks", "localhost:9403", "where preStop hooks of the node's pods are answered; empty: nowhere")
 	central := flag.Bool("controller", false, "be the cluster's controller, not a node's agent")
 	namespace := flag.String("lease-namespace", os.Getenv("NAMESPACE"), "where the agents are, and controllers agree on which of them works ($NAMESPACE); empty: there is one controller, and agents anywhere")
@@ -78,9 +81,9 @@ func run() error {
 		return err
 	}
 	if *central {
-		err = cluster.Add(m, n.PlainHTTP, *namespace)
+		err = cluster.Add(m, cluster.Options{PlainHTTP: n.PlainHTTP, Namespace: *namespace, KeepKeys: *keep})
 	} else {
-		err = agent(m, n, *name, *hooks)
+		err = errors.Join(agent(m, n, *name, *hooks), trusts(m, n, *name, *trust))
 	}
 	if err != nil {
 		return err
@@ -120,4 +123,13 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		Name: "hooks", Listener: listener,
 		Server: &http.Server{Handler: &hook.Server{Cluster: m.GetAPIReader(), Node: name, Settle: 3 * time.Second}, ReadHeaderTimeout: time.Minute},
 	})
+}
+
+// trusts has a manager keep the keys of the cluster's nodes. Without trust none of them counts.
+func trusts(m manager.Manager, n node.Node, name string, trust bool) error {
+	if !trust {
+		return n.Trust(nil)
+	}
+	k := &keys{client: m.GetClient(), direct: m.GetAPIReader(), node: name, ring: n}
+	return errors.Join(m.Add(k), ctrl.NewControllerManagedBy(m).Named("key").For(&api.NodeKey{}).Complete(k))
 }

@@ -4,19 +4,22 @@
 // Package api has the custom resources by which a cluster's users ask for checkpoints, and what else
 // users and the programs of a cluster have to call alike.
 //
-// The life of a Checkpoint: its user makes it, the agent of the pod's node sets the phase Running,
-// checkpoints and pushes one container after the other, and sets Succeeded or Failed. Neither is left
-// again: another try is another object. One that no agent can begin says so in the condition Waiting,
-// and fails after a while.
+// The life of a Checkpoint: its user makes it, the controller notes the pod and its node, that node's
+// agent sets the phase Running, checkpoints and pushes the containers, and sets Succeeded or Failed.
+// Neither is left again: another try is another object. What the agent pushes with, the controller
+// hands over (Handover). One that no agent can begin says so in the condition Waiting, and fails after
+// a while.
 package api
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // GroupVersion is the group of the resources.
@@ -24,7 +27,7 @@ var GroupVersion = schema.GroupVersion{Group: "gpuckpt.dev", Version: "v1alpha1"
 
 // AddTo makes the types known.
 func AddTo(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &Migration{}, &MigrationList{}, &CheckpointSchedule{}, &CheckpointScheduleList{})
+	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &Migration{}, &MigrationList{}, &CheckpointSchedule{}, &CheckpointScheduleList{}, &NodeKey{}, &NodeKeyList{})
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
 }
@@ -84,12 +87,17 @@ const (
 
 // Status is what came of it.
 type Status struct {
-	Phase      Phase              `json:"phase,omitempty"`
-	Node       string             `json:"node,omitempty"`
-	Started    *metav1.Time       `json:"started,omitempty"`
-	Completed  *metav1.Time       `json:"completed,omitempty"`
-	Containers []Container        `json:"containers,omitempty"` // the pushed ones
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	Phase Phase `json:"phase,omitempty"`
+	// Node is the pod's node, and PodUID the pod: another one of its name is not touched. The controller
+	// writes both, and no agent may change them.
+	Node           string             `json:"node,omitempty"`
+	PodUID         types.UID          `json:"podUID,omitempty"`
+	StartTime      *metav1.Time       `json:"startTime,omitempty"`
+	CompletionTime *metav1.Time       `json:"completionTime,omitempty"`
+	Handover       *Handover          `json:"handover,omitempty"`   // while there is one
+	Bytes          int64              `json:"bytes,omitempty"`      // of all containers
+	Containers     []Container        `json:"containers,omitempty"` // the pushed ones
+	Conditions     []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // Container is the checkpoint of one container.
@@ -128,7 +136,10 @@ func (c *Checkpoint) DeepCopy() *Checkpoint {
 	if c.Spec.LeaveRunning != nil {
 		to.Spec.LeaveRunning = new(*c.Spec.LeaveRunning)
 	}
-	to.Status.Started, to.Status.Completed = c.Status.Started.DeepCopy(), c.Status.Completed.DeepCopy()
+	to.Status.StartTime, to.Status.CompletionTime = c.Status.StartTime.DeepCopy(), c.Status.CompletionTime.DeepCopy()
+	if h := c.Status.Handover; h != nil {
+		to.Status.Handover = &Handover{bytes.Clone(h.Key), bytes.Clone(h.Sealed)}
+	}
 	to.Status.Containers = slices.Clone(c.Status.Containers)
 	to.Status.Conditions = slices.Clone(c.Status.Conditions)
 	return &to

@@ -57,12 +57,12 @@ type MigrationStatus struct {
 	// SourceUID is the pod's; another pod of its name is not touched.
 	SourceUID string `json:"sourceUID,omitempty"`
 	// From and To are the nodes' names.
-	From       string             `json:"from,omitempty"`
-	To         string             `json:"to,omitempty"`
-	NewPod     string             `json:"newPod,omitempty"`
-	Started    *metav1.Time       `json:"started,omitempty"`
-	Completed  *metav1.Time       `json:"completed,omitempty"`
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	From           string             `json:"from,omitempty"`
+	To             string             `json:"to,omitempty"`
+	NewPod         string             `json:"newPod,omitempty"`
+	StartTime      *metav1.Time       `json:"startTime,omitempty"`
+	CompletionTime *metav1.Time       `json:"completionTime,omitempty"`
+	Conditions     []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // MigrationList is a list of them.
@@ -81,7 +81,7 @@ func (m *Migration) DeepCopy() *Migration {
 	to := *m
 	m.ObjectMeta.DeepCopyInto(&to.ObjectMeta)
 	to.Spec.NodeSelector = maps.Clone(m.Spec.NodeSelector)
-	to.Status.Started, to.Status.Completed = m.Status.Started.DeepCopy(), m.Status.Completed.DeepCopy()
+	to.Status.StartTime, to.Status.CompletionTime = m.Status.StartTime.DeepCopy(), m.Status.CompletionTime.DeepCopy()
 	to.Status.Conditions = slices.Clone(m.Status.Conditions)
 	return &to
 }

@@ -6,6 +6,8 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -28,13 +30,13 @@ const (
 	// unscheduled is how long a pod may be without a node before its Checkpoints fail: a cluster that
 	// grows has a new node with GPUs in some minutes.
 	unscheduled = 10 * time.Minute
-	// glance is how often a Checkpoint is looked at that an agent has.
-	glance = 30 * time.Second
+	// glance is how often a Checkpoint is looked at that an agent has, and soonest one whose pod has no node.
+	glance, soonest = 30 * time.Second, 5 * time.Second
 )
 
-// attendance ends Checkpoints that no agent will ever end: their pod has no node, or its node no agent.
-// Until then they say in a condition what they wait for. Those that wait for a busy agent are left
-// alone, however long it takes.
+// attendance gives Checkpoints to the agents of their nodes, does for them what no node may, and ends
+// those that no agent will ever end: their pod has no node, or its node no agent. Until then they say in
+// a condition what they wait for. Those that wait for a busy agent are left alone, however long it takes.
 type attendance struct {
 	cluster
 
@@ -58,9 +60,12 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if k.Status.Phase.Over() || k.DeletionTimestamp != nil {
 		r.attended(&k)
-		return ctrl.Result{}, nil
+		return ctrl.Result{}, r.after(ctx, &k)
 	}
 	alone, err := r.alone(ctx, &k)
+	if err == nil && alone == nil && k.Status.Handover != nil && k.Status.Handover.Sealed == nil {
+		alone, err = r.handOver(ctx, &k)
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -68,18 +73,20 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		r.attended(&k)
 		return ctrl.Result{RequeueAfter: glance}, r.waits(ctx, &k, nil)
 	}
-	limit := patience
-	if alone.reason == api.NotScheduled {
-		limit = unscheduled
+	var limit time.Duration // of all others, which no waiting mends
+	next := glance
+	switch alone.reason {
+	case api.NoAgent:
+		limit = patience
+	case api.NotScheduled:
+		limit, next = unscheduled, soonest
 	}
 	if left := limit - r.waited(&k, alone.reason); left > 0 {
-		if alone.reason != "PodNotFound" { // the agents say that at once, if there are any
-			err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, limit)})
-		}
-		return ctrl.Result{RequeueAfter: min(left, glance)}, err
+		err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, limit)})
+		return ctrl.Result{RequeueAfter: min(left, next)}, err
 	}
 	now := metav1.NewTime(r.now())
-	k.Status.Phase, k.Status.Completed = api.Failed, &now
+	k.Status.Phase, k.Status.CompletionTime, k.Status.Handover = api.Failed, &now, nil
 	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.reason, Message: alone.Error(), ObservedGeneration: k.Generation})
 	// A conflict is an error: an agent has come meanwhile, and the next round sees what it did.
@@ -112,22 +119,63 @@ func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure)
 	return nil
 }
 
+// assign notes the pod of a Checkpoint and its node, whose agent does the rest. Without a node it returns
+// why there is none.
+func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+	var pod corev1.Pod
+	err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
+	switch {
+	case apierrors.IsNotFound(err):
+		return &failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)}, nil
+	case err != nil:
+		return nil, err
+	case pod.Spec.NodeName == "":
+		return &failure{api.NotScheduled, fmt.Errorf("the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod))}, nil
+	}
+	k.Status.Node, k.Status.PodUID = pod.Spec.NodeName, pod.UID
+	return nil, r.client.Status().Update(ctx, k)
+}
+
+// handOver seals what a Checkpoint is pushed with for the agent that does it.
+func (r *attendance) handOver(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+	auths, err := r.auths(ctx, k)
+	if f, ok := errors.AsType[failure](err); ok {
+		return &f, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(map[string]any{"auths": auths})
+	if err == nil {
+		err = k.Status.Handover.Seal(string(k.UID), config)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return nil, r.client.Status().Update(ctx, k)
+}
+
+// after deletes the pod of a Checkpoint that has succeeded, where that is asked for.
+func (r *attendance) after(ctx context.Context, k *api.Checkpoint) error {
+	if k.Status.Phase != api.Succeeded || k.Spec.LeaveRunning == nil || *k.Spec.LeaveRunning {
+		return nil
+	}
+	var pod corev1.Pod
+	err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
+	if err != nil || pod.UID != k.Status.PodUID {
+		return client.IgnoreNotFound(err)
+	}
+	return client.IgnoreNotFound(r.client.Delete(ctx, &pod, client.Preconditions{UID: &pod.UID}))
+}
+
 // alone returns why no agent works for a Checkpoint; nil if one does, or may yet.
 func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, error) {
-	node := k.Status.Node
-	if k.Status.Phase == "" {
-		var pod corev1.Pod
-		err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
-		switch {
-		case apierrors.IsNotFound(err): // which the agents say, if there are any
-			return &failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)}, nil
-		case err != nil:
-			return nil, err
-		case pod.Spec.NodeName == "":
-			return &failure{api.NotScheduled, fmt.Errorf("the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod))}, nil
+	if k.Status.Node == "" {
+		if why, err := r.assign(ctx, k); why != nil || err != nil {
+			return why, err
 		}
-		node = pod.Spec.NodeName
 	}
+	node := k.Status.Node
 	var agents corev1.PodList
 	if err := r.client.List(ctx, &agents, client.InNamespace(r.namespace), client.MatchingLabels{api.NameLabel: api.AgentName}); err != nil {
 		return nil, err

@@ -45,7 +45,7 @@ func TestAttendance(t *testing.T) {
 		{name: "one that does not run", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionFalse), reason: api.NoAgent, says: "its pod agent-here there is not ready"},
 		{name: "in no known namespace", pod: running("job", "here"), gone: true, reason: api.NoAgent, says: "no agent works"},
 		{name: "left in the middle", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
-		{name: "no pod", reason: "PodNotFound", says: "no pod job in the namespace ns"},
+		{name: "no pod", reason: "PodNotFound", limit: time.Nanosecond, says: "no pod job in the namespace ns"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
 		{name: "no node has room", pod: pending(corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}), limit: unscheduled, reason: api.NotScheduled, says: "the pod job is on no node yet: 0/3 nodes are available"},
@@ -75,13 +75,13 @@ func TestAttendance(t *testing.T) {
 				return now, result.RequeueAfter
 			}
 			limit := cmp.Or(c.limit, patience)
-			for end := k.clock.Add(limit); k.clock.Before(end); k.clock = k.clock.Add(limit / 10) {
+			for end := k.clock.Add(limit); limit > 1 && k.clock.Before(end); k.clock = k.clock.Add(limit / 10) {
 				now, again := look()
 				if now.Status.Phase != c.status.Phase || (again == 0) != c.status.Phase.Over() {
 					t.Fatalf("after %s it is %+v, and looked at again in %s", k.clock.Sub(start), now.Status, again)
 				}
 				waits := meta.FindStatusCondition(now.Status.Conditions, api.Waiting)
-				if says := c.reason != "" && c.reason != "PodNotFound"; says != (waits != nil) || says && (waits.Reason != c.reason || !strings.Contains(waits.Message, c.says)) {
+				if says := c.reason != ""; says != (waits != nil) || says && (waits.Reason != c.reason || !strings.Contains(waits.Message, c.says)) {
 					t.Fatalf("after %s it waits for %+v", k.clock.Sub(start), waits)
 				}
 			}
@@ -94,7 +94,7 @@ func TestAttendance(t *testing.T) {
 				return
 			}
 			said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed)
-			if now.Status.Phase != api.Failed || now.Status.Completed == nil || said == nil || said.Reason != c.reason || !strings.Contains(said.Message, c.says) || len(now.Status.Conditions) != 1 {
+			if now.Status.Phase != api.Failed || now.Status.CompletionTime == nil || said == nil || said.Reason != c.reason || !strings.Contains(said.Message, c.says) || len(now.Status.Conditions) != 1 {
 				t.Errorf("%+v", now.Status)
 			}
 			want := 1
@@ -184,5 +184,61 @@ func TestMigrationWithoutAnAgent(t *testing.T) {
 	said := meta.FindStatusCondition(m.Status.Conditions, api.HasFailed)
 	if m.Status.Phase != api.Failed || said == nil || !strings.Contains(said.Message, "no agent works on the node here") || !k.get("old", &corev1.Pod{}) || k.get("m", &corev1.Pod{}) {
 		t.Errorf("%+v", m.Status)
+	}
+}
+
+// The controller says whose a Checkpoint is, and hands its node what the secret has for the registry of
+// the push, sealed. It deletes the pod of one that has succeeded, if that is the pod that was checkpointed.
+func TestAttendanceForTheNode(t *testing.T) {
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
+		`{"credHelpers": {"r.test": "own"}, "credsStore": "own", "auths": {"https://r.test/v1/": {"auth": "eDp5"}, "other.test": {"auth": "eDp5"}}}`)}}
+	opaque := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "opaque"}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"key": []byte("secret")}}
+	for _, c := range []struct{ secret, reason string }{{"registry", ""}, {"opaque", "NoSecret"}, {"none", "NoSecret"}} {
+		k := newTest(t, secret.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
+			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/job", PushSecret: c.secret, LeaveRunning: new(false)}})
+		r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+		look := func() (now api.Checkpoint) {
+			t.Helper()
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
+				t.Fatal(err)
+			}
+			k.get("k", &now)
+			return now
+		}
+		now := look()
+		if s := now.Status; s.Node != "here" || s.PodUID != "12345678-9" || s.Phase != "" || s.Handover != nil {
+			t.Fatalf("%+v", s)
+		}
+		handover, key, err := api.NewHandover()
+		k.must(err)
+		now.Status.Phase, now.Status.Handover = api.Running, handover
+		k.must(k.client.Status().Update(t.Context(), &now))
+		now = look()
+		if c.reason != "" {
+			if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); said == nil || said.Reason != c.reason || now.Status.Handover != nil {
+				t.Errorf("with the secret %s: %+v", c.secret, now.Status)
+			}
+			continue
+		}
+		got, err := now.Status.Handover.Open("k", key)
+		if want := `{"auths":{"https://r.test/v1/":{"username":"x","password":"y","auth":"eDp5"}}}`; err != nil || string(got) != want {
+			t.Errorf("it has %s, %v", got, err)
+		}
+		if _, err := now.Status.Handover.Open("other", key); err == nil {
+			t.Error("what was handed over for one Checkpoint opens as another's")
+		}
+		now.Status.Phase, now.Status.PodUID = api.Succeeded, "other"
+		k.must(k.client.Status().Update(t.Context(), &now))
+		now = look()
+		if !k.get("job", &corev1.Pod{}) {
+			t.Error("another pod of the name is gone")
+		}
+		now.Status.PodUID = "12345678-9"
+		k.must(k.client.Status().Update(t.Context(), &now))
+		look()
+		if k.get("job", &corev1.Pod{}) {
+			t.Error("the pod is still there")
+		}
+		look()
 	}
 }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster is what one program does for all nodes: Migrations, schedules, the checkpoints of
-// pods at their end, and the images of Checkpoints that are deleted. It makes Checkpoint objects and
+// pods at their end, the images of Checkpoints that are deleted, and the keys of nodes that are gone. It makes Checkpoint objects and
 // pods; the agents of the nodes do the checkpoints.
 package cluster
 
@@ -17,6 +17,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
@@ -33,9 +34,16 @@ type cluster struct {
 	now    func() time.Time
 }
 
-// Add has a manager run all of it. plainHTTP talks HTTP to registries; namespace is that of the agents,
-// empty if they are anywhere.
-func Add(m manager.Manager, plainHTTP bool, namespace string) error {
+// Options are what it is told.
+type Options struct {
+	PlainHTTP bool   // with registries
+	Namespace string // of the agents; empty: they are anywhere
+	// KeepKeys is how long the keys of a node count that is gone.
+	KeepKeys time.Duration
+}
+
+// Add has a manager run all of it.
+func Add(m manager.Manager, o Options) error {
 	c := cluster{
 		client: m.GetClient(), direct: m.GetAPIReader(), now: time.Now,
 		events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
@@ -51,12 +59,14 @@ func Add(m manager.Manager, plainHTTP bool, namespace string) error {
 	ends := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetAnnotations()[api.OnEviction] != "" || o.GetAnnotations()[api.OnDeletion] != ""
 	}))
+	comesOrGoes := builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
 	build := func(name string) *ctrl.Builder { return ctrl.NewControllerManagedBy(m).Named(name) }
 	return errors.Join(
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(&migrations{c}),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(&schedules{c}),
 		build("ending").For(&corev1.Pod{}, ends).Complete(&endings{c}),
-		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: namespace, since: make(map[types.UID]wait)}),
-		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, plainHTTP}),
+		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)}),
+		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, o.PlainHTTP}),
+		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),
 	)
 }

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -54,16 +56,20 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 
 // prune deletes the manifests of a Checkpoint's images. Their blobs are the registry's to collect.
 func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
+	auths, err := r.auths(ctx, k)
+	if err != nil {
+		return err
+	}
+	login := authn.Anonymous
+	for _, a := range auths {
+		login = authn.FromConfig(a)
+	}
 	for _, c := range k.Status.Containers {
 		var options []name.Option
 		if r.plainHTTP {
 			options = append(options, name.Insecure)
 		}
 		image, err := name.NewDigest(k.Spec.Repository+"@"+c.Digest, options...)
-		if err != nil {
-			return err
-		}
-		login, err := r.login(ctx, k, image.RegistryStr())
 		if err != nil {
 			return err
 		}
@@ -78,23 +84,41 @@ func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
 	return nil
 }
 
-// login returns what the Checkpoint's secret has for a registry.
-func (r *pruner) login(ctx context.Context, k *api.Checkpoint, registry string) (authn.Authenticator, error) {
+// auths returns what the Checkpoint's secret has for the registry that it is pushed to. Nothing else of it
+// is read: programs that give credentials would run on the node, as root. What no other try would mend is
+// a failure.
+func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn.AuthConfig, error) {
 	if k.Spec.PushSecret == "" {
-		return authn.Anonymous, nil
+		return nil, nil
+	}
+	repository, err := name.NewRepository(k.Spec.Repository)
+	if err != nil {
+		return nil, failed("NoRepository", "%w", err)
 	}
 	var secret corev1.Secret
-	if err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
-		return nil, fmt.Errorf("read the push secret: %w", err)
+	if err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
+		if !api.Passes(err) {
+			err = failed("NoSecret", "read the push secret: %w", err)
+		}
+		return nil, err
+	}
+	data, ok := secret.Data[corev1.DockerConfigJsonKey]
+	if !ok {
+		return nil, failed("NoSecret", "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
 	}
 	var config struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
 	}
-	if err := json.Unmarshal(secret.Data[corev1.DockerConfigJsonKey], &config); err != nil {
-		return nil, fmt.Errorf("read the push secret %s: %w", secret.Name, err)
+	if err := json.Unmarshal(data, &config); err != nil {
+		return nil, failed("NoSecret", "read the push secret %s: %w", secret.Name, err)
 	}
-	if registry == name.DefaultRegistry {
-		registry = authn.DefaultAuthKey
-	}
-	return authn.FromConfig(config.Auths[registry]), nil
+	maps.DeleteFunc(config.Auths, func(key string, _ authn.AuthConfig) bool {
+		_, rest, ok := strings.Cut(key, "://")
+		if !ok {
+			rest = key
+		}
+		host, _, _ := strings.Cut(rest, "/")
+		return host != repository.RegistryStr()
+	})
+	return config.Auths, nil
 }

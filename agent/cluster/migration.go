@@ -80,7 +80,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.reason, f.Error()
 	}
 	now := metav1.NewTime(r.now())
-	m.Status.Completed = &now
+	m.Status.CompletionTime = &now
 	condition(&m, kind, reason, message)
 	if err := r.save(ctx, before, &m); err != nil {
 		return ctrl.Result{}, err
@@ -168,7 +168,7 @@ func (r *migrations) begin(m *api.Migration, old *corev1.Pod, gone bool) error {
 		return failed("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
 	}
 	now := metav1.NewTime(r.now())
-	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.Started = api.Running, string(old.UID), old.Spec.NodeName, &now
+	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.StartTime = api.Running, string(old.UID), old.Spec.NodeName, &now
 	return errWait
 }
 
@@ -218,7 +218,10 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		if err := controllerutil.SetControllerReference(m, &k, r.client.Scheme()); err != nil {
 			return nil, err
 		}
-		if err := r.client.Create(ctx, &k); err != nil {
+		switch err := r.client.Create(ctx, &k); {
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
+			return nil, failed("CheckpointRefused", "make the Checkpoint: %w", err)
+		case err != nil:
 			return nil, err
 		}
 		return nil, errWait
@@ -275,7 +278,7 @@ func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Po
 	if m.Spec.ReadySeconds > 0 {
 		limit = time.Duration(m.Spec.ReadySeconds) * time.Second
 	}
-	late := k.Status.Completed != nil && r.now().Sub(k.Status.Completed.Time) > limit
+	late := k.Status.CompletionTime != nil && r.now().Sub(k.Status.CompletionTime.Time) > limit
 	why := "it is " + string(fresh.Status.Phase)
 	for _, c := range fresh.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {

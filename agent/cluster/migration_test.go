@@ -43,7 +43,7 @@ func newTest(t *testing.T, objects ...client.Object) *test {
 		t.Fatal(err)
 	}
 	k := &test{T: t, clock: start, events: record.NewFakeRecorder(100)}
-	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}, &api.Migration{}, &api.CheckpointSchedule{}, &corev1.Pod{}).WithObjects(objects...).Build()
+	c := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}, &api.Migration{}, &api.CheckpointSchedule{}, &api.NodeKey{}, &corev1.Pod{}).WithObjects(objects...).Build()
 	k.cluster = cluster{client: c, direct: c, events: k.events, now: func() time.Time { return k.clock }}
 	return k
 }
@@ -100,7 +100,7 @@ func (k *test) checkpointed(phase api.Phase) {
 		k.Fatal("there is no Checkpoint")
 	}
 	now := metav1.NewTime(k.clock)
-	c.Status.Phase, c.Status.Completed = phase, &now
+	c.Status.Phase, c.Status.CompletionTime = phase, &now
 	if phase == api.Succeeded {
 		c.Status.Containers = []api.Container{{Name: "main", Image: "r/job:m", Digest: "sha256:1"}}
 	} else {

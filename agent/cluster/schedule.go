@@ -12,6 +12,7 @@ import (
 
 	"github.com/robfig/cron/v3"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -107,7 +108,11 @@ func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which l
 		if !s.Spec.KeepImages {
 			k.Finalizers = []string{api.ImageFinalizer}
 		}
-		if err := r.client.Create(ctx, k); client.IgnoreAlreadyExists(err) != nil {
+		err := r.client.Create(ctx, k)
+		switch {
+		case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // a policy, a quota
+			r.events.Event(s, corev1.EventTypeWarning, "CheckpointRefused", fmt.Sprintf("of the pod %s: %v", pod.Name, err))
+		case client.IgnoreAlreadyExists(err) != nil:
 			return err
 		}
 	}

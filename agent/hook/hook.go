@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,31 +21,51 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// look is how often the server looks at what has changed.
-const look = 200 * time.Millisecond
+const (
+	// look is how often the server looks at what has changed.
+	look = 200 * time.Millisecond
+	// longest is how long a hook is kept waiting: as long as a checkpoint and its push may take.
+	longest = 2 * time.Hour
+	// under is the path of all hooks, before the namespace.
+	under = "/checkpoint/"
+)
 
-// Server answers preStop hooks. A hook does not say of which pod it is, so pods are found by its path.
+// Server answers preStop hooks of the node's kubelet. A hook does not say of which pod it is, so pods are
+// found by its path, which begins with /checkpoint/NAMESPACE: those of others wait for none of it.
 type Server struct {
 	// Cluster has pods and Checkpoints as the API server has them.
 	Cluster client.Reader
 	Node    string // the node's name
 	// Settle is how long the API server may take to say that a pod ends whose hook is here.
 	Settle time.Duration
+	// UID is the kubelet's user, which no other may be.
+	UID int
 }
 
-// ServeHTTP answers when the Checkpoints of all pods of the node are over that end and have a hook
-// with the path. The answer is 200 if there are none, or all have succeeded.
+// ServeHTTP answers when the Checkpoints of all pods of the node and the namespace are over that end and
+// have a hook with the path. The answer is 200 if there are none, or all have succeeded.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	err := s.wait(r.Context(), r.URL.Path)
-	if err != nil {
+	if !local(r, s.UID) {
+		http.Error(w, "only the node's kubelet is answered", http.StatusForbidden)
+		return
+	}
+	rest, ok := strings.CutPrefix(r.URL.Path, under)
+	namespace, _, _ := strings.Cut(rest, "/")
+	if !ok || namespace == "" {
+		http.Error(w, "the path of the preStop hook must begin with "+under+"NAMESPACE, the pod's", http.StatusNotFound)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), longest)
+	defer cancel()
+	if err := s.wait(ctx, namespace, r.URL.Path); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	fmt.Fprintln(w, "done")
 }
 
-func (s *Server) wait(ctx context.Context, path string) error {
-	pods, err := s.ending(ctx, path)
+func (s *Server) wait(ctx context.Context, namespace, path string) error {
+	pods, err := s.ending(ctx, namespace, path)
 	if err != nil {
 		return err
 	}
@@ -57,10 +78,10 @@ func (s *Server) wait(ctx context.Context, path string) error {
 
 // ending returns the pods that are to be checkpointed. None is right after a deletion for which
 // nobody wants a checkpoint, and after a restart of a container, which the API server never hears of.
-func (s *Server) ending(ctx context.Context, path string) (found []corev1.Pod, err error) {
+func (s *Server) ending(ctx context.Context, namespace, path string) (found []corev1.Pod, err error) {
 	for began := time.Now(); ; {
 		var pods corev1.PodList
-		err := s.Cluster.List(ctx, &pods, client.MatchingFields{"spec.nodeName": s.Node})
+		err := s.Cluster.List(ctx, &pods, client.InNamespace(namespace), client.MatchingFields{"spec.nodeName": s.Node})
 		if api.Passes(err) && ctx.Err() == nil {
 			began = time.Now() // it is asked again, as long as the pod's grace period lasts
 		} else if err != nil {

@@ -4,10 +4,14 @@
 package hook
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,6 +56,7 @@ func (r *reads) List(ctx context.Context, to client.ObjectList, options ...clien
 func TestHook(t *testing.T) {
 	for _, c := range []struct {
 		name, path string
+		uid        int // the kubelet's
 		change     func(*corev1.Pod)
 		phase      api.Phase
 		code       int
@@ -64,7 +69,12 @@ func TestHook(t *testing.T) {
 		{name: "the API server refuses", code: http.StatusInternalServerError, away: apierrors.NewForbidden(corev1.Resource("pods"), "", nil)},
 		{name: "deleted", change: func(p *corev1.Pod) { p.Status.Conditions = nil }, code: http.StatusOK},
 		{name: "runs on", change: func(p *corev1.Pod) { p.DeletionTimestamp, p.Status.Conditions = nil, nil }, code: http.StatusOK},
-		{name: "another hook", path: "/other", code: http.StatusOK},
+		{name: "another hook", path: "/checkpoint/ns/other", code: http.StatusOK},
+		{name: "another namespace's", path: "/checkpoint/other", code: http.StatusOK, change: func(p *corev1.Pod) {
+			p.Spec.Containers[0].Lifecycle.PreStop.HTTPGet.Path = "/checkpoint/other"
+		}},
+		{name: "no namespace", path: "/checkpoint", code: http.StatusNotFound},
+		{name: "another user", uid: os.Getuid() + 1, code: http.StatusForbidden},
 		{name: "another node", change: func(p *corev1.Pod) { p.Spec.NodeName = "there" }, code: http.StatusOK},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,7 +82,7 @@ func TestHook(t *testing.T) {
 			pod := &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "job", UID: "12345678-9", DeletionTimestamp: &now, Finalizers: []string{"t/t"}, Annotations: map[string]string{api.OnEviction: api.DoCheckpoint}},
 				Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "main", Lifecycle: &corev1.Lifecycle{
-					PreStop: &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/checkpoint"}},
+					PreStop: &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/checkpoint/ns"}},
 				}}}},
 				Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}},
 			}
@@ -90,12 +100,21 @@ func TestHook(t *testing.T) {
 			}
 			path := c.path
 			if path == "" {
-				path = "/checkpoint"
+				path = "/checkpoint/ns"
 			}
-			answer, answered := httptest.NewRecorder(), make(chan struct{})
+			server := httptest.NewServer(&Server{Cluster: cluster, Node: "here", Settle: time.Second, UID: cmp.Or(c.uid, os.Getuid())})
+			defer server.Close()
+			var code int
+			var body []byte
+			answered := make(chan error)
 			go func() {
-				(&Server{Cluster: cluster, Node: "here", Settle: time.Second}).ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
-				close(answered)
+				answer, err := http.Get(server.URL + path)
+				if err == nil {
+					code = answer.StatusCode
+					body, err = io.ReadAll(answer.Body)
+					_ = answer.Body.Close()
+				}
+				answered <- err
 			}()
 			if c.waits {
 				// It asks again while there is no Checkpoint, and while there is one that is not over.
@@ -115,12 +134,15 @@ func TestHook(t *testing.T) {
 			for done := false; !done; {
 				select {
 				case <-cluster.asked:
-				case <-answered:
+				case err := <-answered:
+					if err != nil {
+						t.Fatal(err)
+					}
 					done = true
 				}
 			}
-			if answer.Code != c.code || c.phase == api.Failed && !strings.Contains(answer.Body.String(), "broken") {
-				t.Errorf("it answers %d, %s", answer.Code, answer.Body)
+			if code != c.code || c.phase == api.Failed && !strings.Contains(string(body), "broken") {
+				t.Errorf("it answers %d, %s", code, body)
 			}
 		})
 	}
@@ -138,5 +160,17 @@ func TestHookEnds(t *testing.T) {
 	err := (&Server{Cluster: fake.NewClientBuilder().WithScheme(scheme).Build()}).checkpointed(ctx, pod)
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// A process is found by its addresses, of either version.
+func TestInProc(t *testing.T) {
+	for address, want := range map[string]string{
+		"127.0.0.1:9403": "0100007F:24BB",
+		"[::1]:9403":     "00000000000000000000000001000000:24BB",
+	} {
+		if got := inProc(netip.MustParseAddrPort(address)); got != want {
+			t.Errorf("%s is %s, want %s", address, got, want)
+		}
 	}
 }

@@ -35,6 +35,8 @@ type Node struct {
 	Containerd string
 	// PlainHTTP talks HTTP to registries.
 	PlainHTTP bool
+	// Keys is the directory for the keys of the cluster's nodes, as the node sees it.
+	Keys string
 	// Env is what the node's gpuckpt gets beside PATH.
 	Env []string
 }
@@ -133,14 +135,10 @@ func (n Node) Recover(ctx context.Context) error {
 // gpuckpt runs the node's gpuckpt in the node's root. One that has failed at a part prints its answer
 // all the same. Of the node's own credentials for registries it has none.
 func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args ...string) error {
-	program, err := n.program()
+	cmd, err := n.command(ctx, append(args, "--json", "--address", n.Containerd, "--namespace", "k8s.io")...)
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, program, append(args, "--json", "--address", n.Containerd, "--namespace", "k8s.io")...)
-	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: n.Root}, "/"
-	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, n.Env...)
-	cmd.Env = append(cmd.Env, "HOME=", "DOCKER_CONFIG=", "XDG_RUNTIME_DIR=", "XDG_CONFIG_HOME=")
 	if credentials != nil {
 		file, err := inMemory(credentials)
 		if err != nil {
@@ -149,8 +147,6 @@ func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args 
 		defer file.Close()
 		cmd.ExtraFiles, cmd.Env = []*os.File{file}, append(cmd.Env, "REGISTRY_AUTH_FILE=/proc/self/fd/3")
 	}
-	// It undoes what it has begun, if it is not killed.
-	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
@@ -169,6 +165,21 @@ func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args 
 		return errors.Join(err, fmt.Errorf("gpuckpt %s printed %q: %w", strings.Join(args, " "), out.Bytes(), jerr))
 	}
 	return err
+}
+
+// command returns a command of the node's gpuckpt.
+func (n Node) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	program, err := n.program()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Chroot: n.Root}, "/"
+	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, n.Env...)
+	cmd.Env = append(cmd.Env, "HOME=", "DOCKER_CONFIG=", "XDG_RUNTIME_DIR=", "XDG_CONFIG_HOME=")
+	// It undoes what it has begun, if it is not killed.
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, time.Minute
+	return cmd, nil
 }
 
 // inMemory returns a file of the data that no file system has, so that nothing of it is left behind.

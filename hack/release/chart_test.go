@@ -88,7 +88,7 @@ func TestChartIsKustomization(t *testing.T) {
 		count  int
 	}{
 		{"", []string{"node"}, 2},
-		{withAgent, []string{"node", "agent"}, 15},
+		{withAgent, []string{"node", "agent"}, 24},
 	} {
 		want := map[string]string{}
 		for _, dir := range c.dirs {

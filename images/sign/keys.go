@@ -101,6 +101,9 @@ func ReadKeys(paths ...string) ([]Key, error) {
 		}
 		for _, file := range files {
 			found, err := readKeys(file)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // it has just gone
+			}
 			if err != nil {
 				return nil, err
 			}

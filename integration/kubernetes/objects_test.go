@@ -31,28 +31,25 @@ func TestObjects(t *testing.T) {
 	results.Add(t)
 	needs(t, "gpuckpt-agent")
 	needs(t, "kube-controller-manager")
-	n := own(t, node.Options{APIServer: true, Controllers: true, KubeletAsks: true})
-	other := own(t, node.Options{Join: n, KubeletAsks: true, ShimConfig: fmt.Sprintf("[signing]\nkey = %q\n", n.SigningKey())})
-	k := objects{n, other}
+	places := t.TempDir() // what is at other places on each node
+	trusts := func(name string) string {
+		return fmt.Sprintf("[restore]\nkeys = [%q]\n", filepath.Join(places, name+".keys"))
+	}
+	n := own(t, node.Options{APIServer: true, Controllers: true, KubeletAsks: true, ShimConfig: trusts(node.Name)})
+	other := own(t, node.Options{Join: n, KubeletAsks: true, ShimConfig: trusts(node.JoinedName)})
+	k := objects{n, other, places}
 	kubectl := func(args ...string) string { t.Helper(); return k.kubectl(t, args...) }
 	go func() {
 		if err := n.Schedule(t.Context()); err != nil {
 			t.Errorf("the scheduler: %v", err)
 		}
 	}()
-	places := t.TempDir() // what is at other places on each node
-	for _, each := range []*node.Node{n, other} {
-		importAgent(t, each)
-		for kind, path := range map[string]string{".sock": each.Address(), ".toml": each.ShimConfigPath()} {
-			if err := os.Symlink(path, filepath.Join(places, each.Name()+kind)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		kubectl("label", "node", each.Name(), "nvidia.com/gpu.present=true")
-	}
+	k.take(t, n)
+	k.take(t, other)
 	kubectl("label", "node", other.Name(), "zone=b")
 	givePullSecret(t, n)
 	kubectl("create", "namespace", "gpuckpt")
+	kubectl("annotate", "namespace", "default", "gpuckpt.dev/repositories="+n.Registry().Host+",registry.k8s.io/kube-proxy,r.test")
 	kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "agent"))
 	gpuckpt, err := bins.Path("gpuckpt")
 	if err != nil {
@@ -76,10 +73,10 @@ func TestObjects(t *testing.T) {
 	}
 	patch("daemonset/gpuckpt-agent", []string{
 		"--containerd=" + places + "/$(NODE_NAME).sock", "--env=GPUCKPT_CONFIG=" + places + "/$(NODE_NAME).toml",
-		"--hooks=$(NODE_IP):9403", "--gpuckpt=" + gpuckpt, "--plain-http",
+		"--hooks=$(NODE_IP):9403", "--gpuckpt=" + gpuckpt, "--plain-http", "--keys=" + places + "/$(NODE_NAME).keys",
 	})
 	// The API server is at an address of the host alone.
-	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
+	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http", "--keep-keys=5s"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
 	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=180s")
 	kubectl("rollout", "status", "--namespace", "gpuckpt", "deployment/gpuckpt-controller", "--timeout=180s")
 	for _, c := range []struct {
@@ -88,7 +85,7 @@ func TestObjects(t *testing.T) {
 	}{
 		{"agent", map[string]string{
 			"create nodes --subresource=checkpoint": "no", "create nodes --subresource=proxy": "no", "get nodes --subresource=proxy": "no",
-			"list secrets": "no", "create pods": "no", "create checkpoints.gpuckpt.dev": "no",
+			"list secrets": "no", "get secrets": "no", "create pods": "no", "delete pods": "no", "create checkpoints.gpuckpt.dev": "no",
 		}},
 		{"controller", map[string]string{
 			"create pods": "yes", "update checkpoints.gpuckpt.dev --subresource=status": "yes", "create nodes --subresource=checkpoint": "no", "get nodes --subresource=proxy": "no", "list secrets": "no", "create pods --subresource=exec": "no",
@@ -105,7 +102,12 @@ func TestObjects(t *testing.T) {
 			}
 		}
 	}
+	for _, at := range []*node.Node{n, other} {
+		k.counts(t, at, n, true)
+		k.counts(t, at, other, true)
+	}
 	t.Run("checkpoint", k.testCheckpoint)
+	t.Run("trust", func(t *testing.T) { k.testTrust(t, trusts) })
 	t.Run("names", k.testNames)
 	t.Run("pair", k.testPair)
 	t.Run("migration", k.testMigration)
@@ -117,6 +119,63 @@ func TestObjects(t *testing.T) {
 // objects is a cluster of two nodes with the agents and the controller.
 type objects struct {
 	n, other *node.Node
+	places   string
+}
+
+// take has an agent run on a node, when the DaemonSet is there.
+func (k objects) take(t *testing.T, n *node.Node) {
+	t.Helper()
+	importAgent(t, n)
+	for kind, path := range map[string]string{".sock": n.Address(), ".toml": n.ShimConfigPath()} {
+		if err := os.Symlink(path, filepath.Join(k.places, n.Name()+kind)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.kubectl(t, "label", "node", n.Name(), "nvidia.com/gpu.present=true")
+}
+
+// counts waits until the key of one node counts on another, or does no more.
+func (k objects) counts(t *testing.T, at, of *node.Node, want bool) {
+	t.Helper()
+	within(t, fmt.Sprintf("does the key of %s count on %s? %t", of.Name(), at.Name(), want), func() bool {
+		out, err := at.OutputEnv(t.Context(), []string{"GPUCKPT_CONFIG=" + at.ShimConfigPath()}, "gpuckpt", "key", "list")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(out, "/"+of.Name()+".pub\n") == want
+	})
+}
+
+// Nodes restore what others have checkpointed without a person's doing: one that joins later, at once.
+// The keys of one that is gone count for a time, and no more then.
+func (k objects) testTrust(t *testing.T, trusts func(name string) string) {
+	const name = "gpuckpt-node-3"
+	third := own(t, node.Options{Join: k.n, Name: name, KubeletAsks: true, ShimConfig: trusts(name)})
+	k.take(t, third)
+	began := time.Now()
+	k.counts(t, third, k.n, true)
+	t.Logf("the key of the first node counts on the third %s after its label", time.Since(began).Round(time.Second))
+	joined := counter{image: k.n.Registry().Host + "/job:first", annotations: restoring, pod: map[string]any{"nodeName": name, "imagePullSecrets": []any{map[string]any{"name": pullSecret}}}}
+	removed(t, k.n, "joined")
+	if err := k.n.Apply(t.Context(), joined.manifest("joined")); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := third.WaitReady(t.Context(), "joined")
+	if err != nil {
+		t.Fatalf("%v\n%s", err, third.LogTail(4000))
+	}
+	expect(t, pod, counterPort, "102")
+	k.counts(t, k.n, third, true)
+	if known := k.kubectl(t, "get", "nodekeys", "--output", "name"); len(strings.Fields(known)) != 3 {
+		t.Errorf("known are the keys of %q", known)
+	}
+	k.kubectl(t, "delete", "pod", "joined", "--timeout=180s")
+	if err := third.Stop(); err != nil {
+		t.Error(err)
+	}
+	k.kubectl(t, "delete", "node", name)
+	k.counts(t, k.n, third, false)
+	k.counts(t, k.n, k.other, true)
 }
 
 // kubectl runs kubectl, and ends the test on an error with what the cluster says of it.
@@ -176,6 +235,9 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	first := apply(t, n, "first", counter{})
 	expect(t, first, counterPort, "101")
+	if code := hookCode(t, n.IP()); code != http.StatusOK {
+		t.Errorf("the agent answers %d to root of its node", code)
+	}
 	object("first", "first")
 	kubectl("wait", "--for=condition=Complete", "checkpoint/first", "--timeout=180s")
 	var made struct {
@@ -252,6 +314,17 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	kubectl("wait", "--for=delete", "pod/refused-elsewhere", "--timeout=180s")
 	expect(t, refused, counterPort, "103")
+}
+
+// hookCode returns what the agent at an address answers to a hook of a namespace without pods.
+func hookCode(t *testing.T, address string) int {
+	t.Helper()
+	answer, err := http.Get("http://" + net.JoinHostPort(address, "9403") + "/checkpoint/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode
 }
 
 // ours returns the images of Checkpoints that the first node has, and those with these digests.
@@ -563,7 +636,7 @@ func (k objects) ending(what string, grace int) counter {
 	return counter{
 		annotations: map[string]string{"gpuckpt.dev/on-eviction": what, "gpuckpt.dev/repository": k.n.Registry().Host + "/evicted", "gpuckpt.dev/push-secret": pullSecret},
 		pod:         map[string]any{"terminationGracePeriodSeconds": grace},
-		container:   map[string]any{"env": []any{map[string]any{"name": "GPUWORK_ENDS", "value": "1"}}, "lifecycle": map[string]any{"preStop": map[string]any{"httpGet": map[string]any{"host": k.n.IP(), "port": 9403, "path": "/checkpoint"}}}},
+		container:   map[string]any{"env": []any{map[string]any{"name": "GPUWORK_ENDS", "value": "1"}}, "lifecycle": map[string]any{"preStop": map[string]any{"httpGet": map[string]any{"host": k.n.IP(), "port": 9403, "path": "/checkpoint/default"}}}},
 	}
 }
 

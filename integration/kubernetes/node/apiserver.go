@@ -119,6 +119,11 @@ func (n *Node) Kubectl(ctx context.Context, args ...string) (string, error) {
 	return n.Output(ctx, "kubectl", append([]string{"--kubeconfig", filepath.Join(n.Dir(), adminUser+".kubeconfig")}, args...)...)
 }
 
+// KubectlAs runs kubectl with a token, and gives its standard output.
+func (n *Node) KubectlAs(ctx context.Context, token string, args ...string) (string, error) {
+	return n.Output(ctx, "kubectl", append([]string{"--kubeconfig", os.DevNull, "--server", "https://" + n.api.address, "--certificate-authority", n.authority.path("ca"), "--token", token}, args...)...)
+}
+
 // Apply is "kubectl apply" of a manifest.
 func (n *Node) Apply(ctx context.Context, manifest string) error {
 	file := filepath.Join(n.Dir(), "manifest.yaml")

@@ -4,6 +4,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,8 +47,9 @@ type Options struct {
 	// Without, clients need a certificate, and may everything.
 	KubeletAsks bool
 	// Join makes it another node of the cluster of that one, which has an API server and outlives it.
-	// Its name is JoinedName.
+	// Its name is JoinedName, or Name.
 	Join *Node
+	Name string
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }
@@ -196,7 +198,7 @@ func (n *Node) IP() string { return n.network.gateway }
 // Name is the node's name in its cluster.
 func (n *Node) Name() string {
 	if n.opts.Join != nil {
-		return JoinedName
+		return cmp.Or(n.opts.Name, JoinedName)
 	}
 	return Name
 }

@@ -184,7 +184,7 @@ func Default() Node {
 		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
 		Staging:      Staging{Steer: true, Cgroup: "gpuckpt", WhenShort: Refuse},
-		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys"}, Images: []string{}},
+		Restore:      Restore{Policy: Signed, Keys: []string{"/etc/gpuckpt/keys", "/var/lib/gpuckpt/keys"}, Images: []string{}},
 		Signing:      Signing{Key: "/var/lib/gpuckpt/signing.key"},
 		Encryption:   Encryption{Recipients: []string{}},
 		Debug:        Debug{CopyThreads: 8, HostMemory: 64 << 20},
