@@ -23,6 +23,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	runner "sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -52,6 +53,7 @@ func run() error {
 		return nil
 	})
 	flag.StringVar(&n.Keys, "keys", "/var/lib/gpuckpt/keys", "directory of the node for the keys of the cluster's nodes, which [restore] keys of its configuration names")
+	health := flag.String("health", "", "address that answers /healthz; empty: none")
 	trust := flag.Bool("trust", true, "make the node's key known to the cluster, and those of all its nodes count here")
 	keep := flag.Duration("keep-keys", 30*24*time.Hour, "with --controller: how long the keys of a node count that is gone")
 	hooks := flag.String("hooks", "localhost:9403", "where preStop hooks of the node's pods are answered; empty: nowhere")
@@ -70,13 +72,16 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	options := manager.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}}
+	options := manager.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}, HealthProbeBindAddress: *health}
 	if *central {
 		options.LeaderElection, options.LeaderElectionID, options.LeaderElectionNamespace = *namespace != "", "gpuckpt-controller", *namespace
 		options.LeaderElectionReleaseOnCancel = true
 		options.Cache.DefaultTransform = cache.TransformStripManagedFields()
 	}
 	m, err := ctrl.NewManager(config, options)
+	if err == nil {
+		err = m.AddHealthzCheck("ping", healthz.Ping)
+	}
 	if err != nil {
 		return err
 	}

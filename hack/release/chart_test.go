@@ -14,6 +14,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -21,6 +23,17 @@ import (
 
 // render renders deploy/chart as Helm does, and returns what is not empty by template.
 func render(t *testing.T, values string) map[string]string {
+	t.Helper()
+	found, err := renderAll(t, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	delete(found, "NOTES.txt")
+	return found
+}
+
+// renderAll is render, with the notes, and with values that may be refused.
+func renderAll(t *testing.T, values string) (map[string]string, error) {
 	t.Helper()
 	chart, err := loader.Load("../../deploy/chart")
 	if err != nil {
@@ -32,11 +45,11 @@ func render(t *testing.T, values string) map[string]string {
 	}
 	all, err := chartutil.ToRenderValues(chart, given, chartutil.ReleaseOptions{Name: "gpuckpt", Namespace: "gpuckpt"}, nil)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	rendered, err := engine.Render(chart, all)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	found := map[string]string{}
 	for name, text := range rendered {
@@ -44,7 +57,7 @@ func render(t *testing.T, values string) map[string]string {
 			found[filepath.Base(name)] = text
 		}
 	}
-	return found
+	return found, nil
 }
 
 // canonical returns a document of YAML as JSON.
@@ -129,10 +142,26 @@ func TestChartAgent(t *testing.T) {
 	}
 	text := render(t, "{agent: {enabled: true, containerd: /c.sock, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
 	canonical(t, text)
-	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
+	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", "priorityClassName: system-node-critical", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
 		}
+	}
+	for values, want := range map[string]bool{"agent: {enabled: true}": true, "agent: {enabled: true, trust: false}": false} {
+		out := render(t, values)
+		if trusts := strings.Contains(out["agent-rbac.yaml"], "nodekeys") && !strings.Contains(out["agent-daemonset.yaml"], "--trust=false"); trusts != want {
+			t.Errorf("%s: keys of nodes count: %t", values, trusts)
+		}
+	}
+	// Secrets are those of all namespaces, or of some.
+	for values, want := range map[string]string{"agent: {enabled: true}": "ClusterRoleBinding/gpuckpt-push-secrets", "agent: {enabled: true, namespaces: [a, b]}": "RoleBinding/gpuckpt-push-secrets"} {
+		all := objects(t, render(t, values)["controller-rbac.yaml"])
+		if _, ok := all["ClusterRoleBinding/gpuckpt-push-secrets"]; ok != strings.HasPrefix(want, "Cluster") || all[want] == "" {
+			t.Errorf("%s: there is no %s alone", values, want)
+		}
+	}
+	if rules := render(t, "agent: {enabled: true, repositories: [r.test, s.test/a]}")["policies.yaml"]; !strings.Contains(rules, "'r.test,s.test/a'") {
+		t.Errorf("no repositories in\n%s", rules)
 	}
 	if out := render(t, "{agent: {enabled: true}, uninstall: true}"); out["agent-daemonset.yaml"] != "" || out["controller-deployment.yaml"] != "" || out["agent-crds.yaml"] == "" {
 		t.Error("with uninstall, the agent is to go and what it made is to stay")
@@ -150,6 +179,7 @@ func TestChartValues(t *testing.T) {
 		{"{image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}", []string{"image: \"r.example/node:9\"", "name: s"}, nil},
 		{"metrics: {port: 9999, state: /run/k3s/containerd}", []string{"--listen=:9999", "path: /run/k3s/containerd"}, []string{"[wait]"}},
 		{"metrics: {port: 0}", []string{"[wait]"}, []string{"--listen", "path: /run/containerd"}},
+		{"{image: {digest: 'sha256:" + strings.Repeat("0", 64) + "'}, priorityClassName: own, podAnnotations: {a: b}}", []string{"node@sha256:000", "priorityClassName: own", "a: b"}, []string{"node:0.0.0"}},
 		{"nodeSelector: null", []string{"privileged: true"}, []string{"nvidia.com/gpu.present"}},
 	} {
 		text := render(t, c.values)["daemonset.yaml"]
@@ -167,6 +197,161 @@ func TestChartValues(t *testing.T) {
 	}
 	if out := render(t, "runtimeClass: {create: false}"); out["runtimeclass.yaml"] != "" {
 		t.Error("a RuntimeClass that was not asked for")
+	}
+}
+
+// leaves are the values of a map that are none, by their paths. An empty map is a value.
+func leaves(m map[string]any, under string, found map[string]any) map[string]any {
+	for key, value := range m {
+		if inner, ok := value.(map[string]any); ok && len(inner) > 0 && key != "affinity" && key != "resources" && key != "nodeSelector" {
+			leaves(inner, under+key+".", found)
+			continue
+		}
+		found[under+key] = value
+	}
+	return found
+}
+
+// Each value is in the schema, which refuses others, and has a template that uses it.
+func TestChartHasUsers(t *testing.T) {
+	var values map[string]any
+	var schema struct{ Properties map[string]any }
+	for file, into := range map[string]any{"values.yaml": &values, "values.schema.json": &schema} {
+		text, err := os.ReadFile("../../deploy/chart/" + file)
+		if err == nil {
+			err = yaml.Unmarshal(text, into)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := filepath.Glob("../../deploy/chart/templates/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var templates strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		templates.Write(text)
+	}
+	all := leaves(values, "", map[string]any{})
+	for path := range all {
+		if !strings.Contains(templates.String(), ".Values."+path) && !strings.HasPrefix(path, "image.") {
+			t.Errorf("no template uses %s", path)
+		}
+		properties := schema.Properties
+		names := strings.Split(path, ".")
+		for i, name := range names {
+			found, ok := properties[name].(map[string]any)
+			if !ok {
+				t.Errorf("the schema does not have %s", path)
+				break
+			}
+			if i < len(names)-1 {
+				properties, _ = found["properties"].(map[string]any)
+			}
+		}
+	}
+	if len(all) < 30 {
+		t.Errorf("%d values were looked at", len(all))
+	}
+	for _, wrong := range []string{
+		"images: {}", "image: {digest: latest}", "agent: {enable: true}", "agent: {repositories: ['https://r.test']}", "metrics: {port: http}",
+		"trust: {keys: {a: no key}}", "agent: {controller: {keepKeys: month}}", "tolerations: {}", "resources: {cpu: 1}",
+	} {
+		if _, err := renderAll(t, wrong); err == nil {
+			t.Errorf("%s is taken", wrong)
+		}
+	}
+}
+
+const aKey = "-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----\n"
+
+// What configures the nodes is where gpuckpt install --settings looks for it, and other settings are
+// installed by another pod. With nothing set there is no ConfigMap, and no volume.
+func TestChartSettings(t *testing.T) {
+	type pod struct {
+		Spec struct {
+			Template struct {
+				Metadata struct{ Annotations map[string]string }
+				Spec     struct {
+					Volumes        []map[string]any
+					InitContainers []struct {
+						Args         []string
+						VolumeMounts []struct{ Name, MountPath, SubPath string }
+					}
+				}
+			}
+		}
+	}
+	read := func(values string) (node pod, texts map[string]string) {
+		t.Helper()
+		found := render(t, values)
+		var settings struct{ Data map[string]string }
+		for file, into := range map[string]any{"daemonset.yaml": &node, "settings.yaml": &settings} {
+			if err := yaml.Unmarshal([]byte(found[file]), into); err != nil {
+				t.Fatalf("%v in\n%s", err, found[file])
+			}
+		}
+		return node, settings.Data
+	}
+	values := `{config: {lock_timeout: 20s, staging: {memory_limit: 68719476736, steer: false}, restore: {images: ["r.test/*:*"]}},
+		trust: {keys: {old: "` + strings.ReplaceAll(aKey, "\n", "\\n") + `"}, configMaps: [cosign], secrets: [kms]},
+		encryption: {recipients: {backup: "` + strings.ReplaceAll(aKey, "\n", "\\n") + `"}, secrets: [private]}}`
+	node, texts := read(values)
+	for _, line := range []string{`lock_timeout = "20s"`, "memory_limit = 68719476736", "steer = false", `images = ["r.test/*:*"]`, "[encryption]", `recipients = ["/etc/gpuckpt/recipients"]`} {
+		if !slices.ContainsFunc(strings.Split(texts["config.toml"], "\n"), func(l string) bool { return strings.TrimSpace(l) == line }) {
+			t.Errorf("no %s in\n%s", line, texts["config.toml"])
+		}
+	}
+	if texts["keys.old.pub"] != aKey || texts["recipients.backup.pub"] != aKey {
+		t.Errorf("%q", texts)
+	}
+	spec := node.Spec.Template.Spec
+	var mounted []string
+	for _, m := range spec.InitContainers[0].VolumeMounts {
+		if !slices.ContainsFunc(spec.Volumes, func(v map[string]any) bool { return v["name"] == m.Name }) {
+			t.Errorf("no volume %s", m.Name)
+		}
+		mounted = append(mounted, m.MountPath)
+	}
+	slices.Sort(mounted)
+	if want := []string{"/host", "/settings/config.toml", "/settings/decryption-keys/secret-0", "/settings/keys/chart", "/settings/keys/configmap-0", "/settings/keys/secret-0", "/settings/recipients/chart"}; !slices.Equal(mounted, want) {
+		t.Errorf("mounted are %q, want %q", mounted, want)
+	}
+	if !slices.Contains(spec.InitContainers[0].Args, "--settings=/settings") {
+		t.Errorf("%q", spec.InitContainers[0].Args)
+	}
+	mark := node.Spec.Template.Metadata.Annotations["gpuckpt.dev/settings"]
+	other, _ := read(strings.Replace(values, "20s", "30s", 1))
+	if now := other.Spec.Template.Metadata.Annotations["gpuckpt.dev/settings"]; mark == "" || now == mark {
+		t.Errorf("the settings are %q, and %q when they are others", mark, now)
+	}
+	node, texts = read("")
+	if len(texts) > 0 || len(node.Spec.Template.Spec.Volumes) != 3 || node.Spec.Template.Metadata.Annotations != nil {
+		t.Errorf("with nothing set: %q, %+v", texts, node.Spec.Template)
+	}
+}
+
+// helm lint finds nothing, with all that can be switched on.
+func TestChartLint(t *testing.T) {
+	for _, values := range []string{"{}", withAgent, "{agent: {enabled: true, trust: false, namespaces: [a], repositories: [r.test]}, uninstall: true, podAnnotations: {a: b}}", "{config: {driver_root: /d}, trust: {secrets: [s]}}"} {
+		given, err := chartutil.ReadValues([]byte(values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range lint.All("../../deploy/chart", given, "gpuckpt", true).Messages {
+			if m.Severity >= support.WarningSev {
+				t.Errorf("%s: %v", values, m)
+			}
+		}
+		notes, err := renderAll(t, values)
+		if err != nil || !strings.Contains(notes["NOTES.txt"], "kubectl rollout status --namespace gpuckpt daemonset/gpuckpt-node") {
+			t.Errorf("%s: the notes are %s, %v", values, notes["NOTES.txt"], err)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -117,16 +118,23 @@ func TestDaemonSet(t *testing.T) {
 		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=60s")
 	}
 
+	const setting = "lock_timeout = \"20s\"\n"
+	tasks := filepath.Join(n.Dir(), "state", "io.containerd.runtime.v2.task")
 	removal := "install" // the container that does it
 	if chart == "" {
 		kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
 		// The chart's values metrics.logs and containerdConfig.
 		patch("replace", "/spec/template/spec/volumes/0/hostPath/path", n.CRIULogs())
 		patch("add", "/spec/template/spec/initContainers/0/args/-", "--containerd-config="+n.ConfigPath())
+		patch("replace", "/spec/template/spec/volumes/1/hostPath/path", tasks)
+		// Its value config.
+		kubectl("create", "configmap", "gpuckpt-node", "--namespace", "gpuckpt", "--from-literal=config.toml="+setting)
+		patch("add", "/spec/template/spec/volumes/-", map[string]any{"name": "config", "configMap": map[string]any{"name": "gpuckpt-node"}})
+		patch("add", "/spec/template/spec/initContainers/0/volumeMounts/-", map[string]any{"name": "config", "mountPath": "/settings/config.toml", "subPath": "config.toml", "readOnly": true})
 	} else {
 		removal = "uninstall"
 		values := pushNodeImage(t, n)
-		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "containerdConfig="+n.ConfigPath())...)
+		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "metrics.state="+filepath.Dir(tasks), "containerdConfig="+n.ConfigPath(), "config.lock_timeout=20s")...)
 	}
 	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
 	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
@@ -143,6 +151,10 @@ func TestDaemonSet(t *testing.T) {
 	rolledOut()
 	if features := read(t, "/etc/kubernetes/node-feature-discovery/features.d/gpuckpt"); !strings.Contains(features, "gpuckpt.version=") {
 		t.Errorf("Node Feature Discovery reads %q", features)
+	}
+
+	if text := read(t, "/etc/gpuckpt/config.toml"); text != setting {
+		t.Errorf("the node's configuration is %q", text)
 	}
 
 	running := apply(t, n, "running", counter{class: "gpuckpt"})
@@ -170,6 +182,25 @@ func TestDaemonSet(t *testing.T) {
 	address := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[0].status.podIP}")
 	if text := get(t, "http://"+address+":9402/metrics"); !strings.Contains(text, `gpuckpt_operations_total{operation="checkpoint",outcome="success"} 1`) {
 		t.Errorf("the metrics are %s", text)
+	}
+	// What the metrics' container has of containerd are the bundles, and no socket to ask it by.
+	bundles := 0
+	if err := filepath.WalkDir(tasks, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // a container that has just ended
+		}
+		if err == nil && d.Type() == fs.ModeSocket {
+			t.Errorf("the metrics' container sees the socket %s", path)
+		}
+		if err == nil && d.Name() == "config.json" {
+			bundles++
+		}
+		if d != nil && d.Name() == "rootfs" {
+			return fs.SkipDir
+		}
+		return err
+	}); err != nil || bundles == 0 {
+		t.Errorf("%d bundles, %v", bundles, err)
 	}
 	if now := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].restartCount}"); now != installer+" 0" {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)

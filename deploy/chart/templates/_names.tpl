@@ -10,3 +10,40 @@ app.kubernetes.io/name: {{ index . 1 }}
 app.kubernetes.io/part-of: gpuckpt
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- end -}}
+
+{{- /* The node's configuration. Recipients that the chart has are where gpuckpt install puts them. */ -}}
+{{- define "gpuckpt.config" -}}
+{{- $config := deepCopy .Values.config -}}
+{{- if .Values.encryption.recipients -}}
+{{- $config = merge $config (dict "encryption" (dict "recipients" (list "/etc/gpuckpt/recipients"))) -}}
+{{- end -}}
+{{- /* Helm reads each number as a fraction, of which the node's configuration has none. */ -}}
+{{- if $config -}}{{- regexReplaceAll "(?m)^(\\s*\\w+ = -?[0-9]+)\\.0$" (toToml $config) "${1}" -}}{{- end -}}
+{{- end -}}
+
+{{- /* Volumes of what gpuckpt install --settings reads: of each its name, its source, and where it is mounted. */ -}}
+{{- define "gpuckpt.settings" -}}
+{{- $all := list -}}
+{{- range $kind := list "keys" "recipients" -}}
+{{- $items := list -}}
+{{- range $name, $_ := eq $kind "keys" | ternary $.Values.trust.keys $.Values.encryption.recipients -}}
+{{- $items = append $items (dict "key" (printf "%s.%s.pub" $kind $name) "path" (printf "%s.pub" $name)) -}}
+{{- end -}}
+{{- if $items -}}
+{{- $all = append $all (dict "name" $kind "path" (printf "%s/chart" $kind) "source" (dict "configMap" (dict "name" "gpuckpt-node" "items" $items))) -}}
+{{- end -}}
+{{- end -}}
+{{- range $i, $name := .Values.trust.configMaps -}}
+{{- $all = append $all (dict "name" (printf "keys-configmap-%d" $i) "path" (printf "keys/configmap-%d" $i) "source" (dict "configMap" (dict "name" $name))) -}}
+{{- end -}}
+{{- range $i, $name := .Values.trust.secrets -}}
+{{- $all = append $all (dict "name" (printf "keys-secret-%d" $i) "path" (printf "keys/secret-%d" $i) "source" (dict "secret" (dict "secretName" $name))) -}}
+{{- end -}}
+{{- range $i, $name := .Values.encryption.secrets -}}
+{{- $all = append $all (dict "name" (printf "decryption-%d" $i) "path" (printf "decryption-keys/secret-%d" $i) "source" (dict "secret" (dict "secretName" $name))) -}}
+{{- end -}}
+{{- if include "gpuckpt.config" . -}}
+{{- $all = append $all (dict "name" "config" "path" "config.toml" "subPath" "config.toml" "source" (dict "configMap" (dict "name" "gpuckpt-node"))) -}}
+{{- end -}}
+{{- toJson $all -}}
+{{- end -}}

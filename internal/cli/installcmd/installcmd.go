@@ -60,7 +60,9 @@ leaves containers running, suspended ones too.`,
 	c.Flags().StringVar(&o.Config, "containerd-config", "", "containerd's configuration (default: that of k3s or RKE2, else /etc/containerd/config.toml)")
 	c.Flags().StringVar(&o.Containerd, "containerd", "", "containerd's program (default: the first in the usual directories)")
 	c.Flags().BoolVar(&o.WithoutContainerd, "without-containerd", false, "leave containerd's configuration alone; ctr and nerdctl need no change of it")
+	c.Flags().StringVar(&o.Settings, "settings", "", "directory with what configures the node: config.toml, and keys, recipients, decryption-keys with directories of files (default: leave the node's settings alone)")
 	_ = c.MarkFlagDirname("prefix")
+	_ = c.MarkFlagDirname("settings")
 	return c
 }
 

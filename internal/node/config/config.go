@@ -225,6 +225,12 @@ func (n Node) withBundled() Node {
 	return n
 }
 
+// Check returns what is wrong with the text of a node's file.
+func Check(data []byte) error {
+	_, err := parse(data)
+	return err
+}
+
 // parse is strict: a setting that it does not know is an error.
 func parse(data []byte) (Node, error) {
 	node := Default()

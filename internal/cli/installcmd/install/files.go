@@ -173,7 +173,10 @@ func newChanges(o Options, r *record, result *Result) *changes {
 
 // write makes a file that has this text. A file of that name that is not the installer's must have
 // the text already.
-func (c *changes) write(path, text string) error {
+func (c *changes) write(path, text string) error { return c.writeAs(path, text, 0o644) }
+
+// writeAs is write, with the mode of the file.
+func (c *changes) writeAs(path, text string, mode fs.FileMode) error {
 	data, err := os.ReadFile(c.o.at(path))
 	mine := slices.IndexFunc(c.record.Edits, func(e edit) bool { return e.Path == path && e.Made })
 	switch {
@@ -190,7 +193,7 @@ func (c *changes) write(path, text string) error {
 	if err := c.record.makeDirs(c.o.Root, filepath.Dir(path)); err != nil {
 		return err
 	}
-	return c.change(path, data, []byte(text), 0o644)
+	return c.change(path, data, []byte(text), mode)
 }
 
 // insert puts text into a file at an offset.

@@ -62,6 +62,10 @@ type Options struct {
 	RestartCommand string
 	// Record is the file of the record. Empty: the usual one.
 	Record string
+	// Settings is a directory with what configures the node, as this program sees it: config.toml, and the
+	// directories keys, recipients and decryption-keys, with a directory for each source of files. What
+	// the last Install had and this one lacks is removed. Empty: the node's settings are left alone.
+	Settings string
 	// Force uninstalls while containers run with the shim.
 	Force bool
 }
@@ -127,6 +131,12 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 	if err := o.writeFeatures(ctx, changes); err != nil {
 		return result, err
 	}
+	var wanted map[string]bool
+	if o.Settings != "" {
+		if wanted, err = o.writeSettings(changes); err != nil {
+			return result, err
+		}
+	}
 	if err := o.writeRecord(&now); err != nil {
 		return result, err
 	}
@@ -136,6 +146,11 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 			return result, errors.Join(err, changes.rollback(), o.restart(ctx))
 		}
 		result.Restart = false
+	}
+	if o.Settings != "" {
+		if err := o.dropSettings(&now, wanted, &result); err != nil {
+			return result, err
+		}
 	}
 	// Files of the version before that this one does not have go last.
 	for _, file := range old.Files {
@@ -166,7 +181,7 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 	if err := newChanges(o, &old, &result).undo(); err != nil {
 		return result, err
 	}
-	result.Restart = slices.ContainsFunc(result.Changed, func(f string) bool { return !strings.Contains(f, featuresDir) })
+	result.Restart = slices.ContainsFunc(result.Changed, func(f string) bool { return !strings.Contains(f, featuresDir) && !isSetting(f) })
 	if o.Restart && result.Restart {
 		if err := o.restart(ctx); err != nil {
 			return result, err
@@ -179,7 +194,7 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 		}
 		result.Changed = append(result.Changed, file)
 	}
-	if err := os.Remove(o.at(o.Record)); err != nil {
+	if err := errors.Join(os.RemoveAll(o.at(agentKeys)), os.Remove(o.at(o.Record))); err != nil {
 		return result, err
 	}
 	for _, dir := range slices.Backward(old.Dirs) { // the innermost first
