@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -67,7 +68,8 @@ type controller struct {
 	now    func() time.Time
 
 	mu   sync.Mutex
-	busy map[string]bool // the namespaces that have a Checkpoint at work
+	busy map[string]bool                // the namespaces that have a Checkpoint at work
+	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
 }
 
 // turn takes a namespace's turn. Each has one, so that a registry that does not answer keeps nobody else
@@ -124,7 +126,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	}
 	defer end()
 	began := metav1.NewTime(c.now())
-	k.Status.Phase, k.Status.StartTime = api.Running, &began
+	k.Status.Phase, k.Status.Stage, k.Status.StartTime = api.Running, api.Checkpointing, &began
 	var key hpke.PrivateKey
 	if k.Spec.PushSecret != "" {
 		var err error
@@ -156,7 +158,32 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 	if err != nil || pod.UID != k.Status.PodUID {
 		return nil, failure{"PodNotFound", fmt.Errorf("the pod %s is gone", k.Spec.Pod)}
 	}
+	c.mu.Lock()
+	if c.pods == nil {
+		c.pods = map[types.UID]client.ObjectKey{}
+	}
+	c.pods[pod.UID] = client.ObjectKeyFromObject(k)
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		delete(c.pods, pod.UID)
+		c.mu.Unlock()
+	}()
 	return pod, c.push(ctx, k, key, pod)
+}
+
+// checkpointed notes that a container of a pod is checkpointed. Whoever else writes the status meanwhile
+// wins: this is to be looked at.
+func (c *controller) checkpointed(ctx context.Context, pod types.UID, bytes int64) {
+	c.mu.Lock()
+	key, ok := c.pods[pod]
+	c.mu.Unlock()
+	var k api.Checkpoint
+	if !ok || c.direct.Get(ctx, key, &k) != nil || k.Status.Phase != api.Running {
+		return
+	}
+	k.Status.Stage, k.Status.Bytes = api.Pushing, k.Status.Bytes+bytes
+	_ = c.client.Status().Update(ctx, &k)
 }
 
 func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, pod *corev1.Pod) error {
@@ -278,7 +305,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 	ctx = context.WithoutCancel(ctx) // an agent that ends says so
 	now := metav1.NewTime(c.now())
 	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
-	k.Status.Phase, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, &now, nil
+	k.Status.Phase, k.Status.Stage, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, "", &now, nil
 	kind := corev1.EventTypeNormal
 	if err != nil {
 		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -279,6 +280,43 @@ func TestConflicts(t *testing.T) {
 	r.client = behind{cluster, &old}
 	if now := reconcile(); now.Status.Phase != api.Succeeded || len(now.Status.Conditions) != 1 {
 		t.Fatalf("%+v", now.Status)
+	}
+}
+
+// What is done is seen meanwhile: a container that is checkpointed is being pushed.
+func TestStages(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Node: "here", PodUID: "1"}}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+	var seen []string
+	look := func() error {
+		err := cluster.Get(t.Context(), client.ObjectKeyFromObject(k), k)
+		seen = append(seen, fmt.Sprint(k.Status.Stage, k.Status.Bytes))
+		return err
+	}
+	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now}
+	r.work = busybody{&diary{}, func() error {
+		err := look()
+		r.checkpointed(t.Context(), "another", 5)
+		err = errors.Join(err, look())
+		r.checkpointed(t.Context(), "1", 5)
+		return errors.Join(err, look())
+	}}
+	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)})
+	if err := errors.Join(err, look()); err != nil {
+		t.Fatal(err)
+	}
+	r.checkpointed(t.Context(), "1", 5) // by somebody else
+	if err := look(); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"Checkpointing0", "Checkpointing0", "Pushing5", "2", "2"}; !slices.Equal(seen, want) {
+		t.Errorf("seen were %q, want %q", seen, want)
 	}
 }
 

@@ -114,7 +114,7 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 	})); err != nil {
 		return err
 	}
-	if err := m.Add(&tell.Teller{Root: n.Root, Socket: n.Containerd, Events: c.events, Pods: c.direct}); err != nil {
+	if err := m.Add(&tell.Teller{Root: n.Root, Socket: n.Containerd, Events: c.events, Pods: c.direct, Checkpointed: c.checkpointed}); err != nil {
 		return err
 	}
 	if hooks == "" {

@@ -85,9 +85,17 @@ const (
 	NotScheduled = "PodNotScheduled"
 )
 
+// The stages.
+const (
+	Checkpointing = "Checkpointing"
+	Pushing       = "Pushing"
+)
+
 // Status is what came of it.
 type Status struct {
 	Phase Phase `json:"phase,omitempty"`
+	// Stage is what is being done, while the phase is Running: Checkpointing or Pushing.
+	Stage string `json:"stage,omitempty"`
 	// Node is the pod's node, and PodUID the pod: another one of its name is not touched. The controller
 	// writes both, and no agent may change them.
 	Node           string             `json:"node,omitempty"`
@@ -95,7 +103,7 @@ type Status struct {
 	StartTime      *metav1.Time       `json:"startTime,omitempty"`
 	CompletionTime *metav1.Time       `json:"completionTime,omitempty"`
 	Handover       *Handover          `json:"handover,omitempty"`   // while there is one
-	Bytes          int64              `json:"bytes,omitempty"`      // of all containers
+	Bytes          int64              `json:"bytes,omitempty"`      // of all containers, as far as they are checkpointed
 	Containers     []Container        `json:"containers,omitempty"` // the pushed ones
 	Conditions     []metav1.Condition `json:"conditions,omitempty"`
 }

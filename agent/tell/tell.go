@@ -44,12 +44,15 @@ const (
 	again = 3 * time.Second
 )
 
-// suspended is the reason of the event of a suspension.
-const suspended = "Suspended"
+// The reasons of events after which more is done.
+const (
+	checkpointed = "Checkpointed"
+	suspended    = "Suspended"
+)
 
 // reasons are the events of pods, by what is behind the prefix of a topic.
 var reasons = map[string]string{
-	"checkpointed": "Checkpointed", "restored": "Restored", "suspended": suspended, "resumed": "Resumed",
+	"checkpointed": checkpointed, "restored": "Restored", "suspended": suspended, "resumed": "Resumed",
 	"checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
 }
 
@@ -60,6 +63,8 @@ type Teller struct {
 	Events       record.EventRecorder
 	// Pods has the pods as the API server has them.
 	Pods client.Reader
+	// Checkpointed is told of each container that is checkpointed, by its pod; nil: nobody is.
+	Checkpointed func(ctx context.Context, pod apitypes.UID, bytes int64)
 }
 
 // Start listens until ctx ends. A containerd that does not answer is asked again and again.
@@ -126,8 +131,12 @@ func (t *Teller) tell(ctx context.Context, all containers.ContainersClient, e *t
 		return
 	}
 	kind, message := corev1.EventTypeNormal, fmt.Sprintf("container %s, in %s", name, said.Labels["took"])
-	if bytes, err := strconv.ParseUint(said.Labels["bytes"], 10, 64); err == nil {
+	bytes, err := strconv.ParseInt(said.Labels["bytes"], 10, 64)
+	if err == nil {
 		message += fmt.Sprintf(", %d bytes", bytes)
+	}
+	if reason == checkpointed && t.Checkpointed != nil {
+		t.Checkpointed(ctx, pod.UID, bytes)
 	}
 	if why := said.Labels["error"]; why != "" {
 		kind, message = corev1.EventTypeWarning, fmt.Sprintf("container %s: %s", name, why)

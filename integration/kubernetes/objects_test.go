@@ -76,7 +76,7 @@ func TestObjects(t *testing.T) {
 		"--hooks=$(NODE_IP):9403", "--gpuckpt=" + gpuckpt, "--plain-http", "--keys=" + places + "/$(NODE_NAME).keys",
 	})
 	// The API server is at an address of the host alone.
-	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http", "--keep-keys=5s"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
+	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http", "--keep-keys=5s", "--health=:8081"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
 	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=180s")
 	kubectl("rollout", "status", "--namespace", "gpuckpt", "deployment/gpuckpt-controller", "--timeout=180s")
 	for _, c := range []struct {
