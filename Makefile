@@ -184,7 +184,7 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 	@source hack/packages.bash && install_packages rpm qemu-user-static >&2
 	GPUCKPT_DIST="$(abspath $(OUT))/test-release/dist" GPUCKPT_VERSION=0.0.1 GPUCKPT_PUBLIC_KEY="$(abspath $(OUT))/test-release/public.pem" \
 		go -C hack/release test -count=1 -timeout 60m -v ./whole
-	$(MAKE) -s setup-kubernetes build testbeds
+	$(MAKE) -s setup-kubernetes build agent testbeds
 	@hack/setup helm skopeo
 	$(TEST_ENV) GPUCKPT_NODE_IMAGE="$(abspath $(OUT))/test-release/dist/gpuckpt-node-0.0.1.oci.tar" \
 		GPUCKPT_CHART="$(abspath $(OUT))/test-release/dist/gpuckpt-chart-0.0.1.tgz" \

@@ -17,11 +17,13 @@ import (
 	"os"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	runner "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -59,18 +61,26 @@ func run() error {
 	hooks := flag.String("hooks", "localhost:9403", "where preStop hooks of the node's pods are answered; empty: nowhere")
 	central := flag.Bool("controller", false, "be the cluster's controller, not a node's agent")
 	namespace := flag.String("lease-namespace", os.Getenv("NAMESPACE"), "where the agents are, and controllers agree on which of them works ($NAMESPACE); empty: there is one controller, and agents anywhere")
+	remove := flag.String("uninstall-from", "", "have the DaemonSet gpuckpt-node of the namespace uninstall gpuckpt from all nodes, wait for that, and end")
 	flag.Parse()
-	if *name == "" && !*central {
+	if *name == "" && !*central && *remove == "" {
 		return errors.New("--node is not given")
 	}
 	ctrl.SetLogger(klog.Background())
 	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme), appsv1.AddToScheme(scheme)); err != nil {
 		return err
 	}
 	config, err := ctrl.GetConfig()
 	if err != nil {
 		return err
+	}
+	if *remove != "" {
+		c, err := client.New(config, client.Options{Scheme: scheme})
+		if err != nil {
+			return err
+		}
+		return fromNodes(ctrl.SetupSignalHandler(), c, *remove)
 	}
 	options := manager.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}, HealthProbeBindAddress: *health}
 	if *central {

@@ -47,7 +47,6 @@ var Others = []Elsewhere{
 	{Document: "install.md", Section: "A cluster", Lines: `^ctr `, Test: "integration/install/image_test.go:TestFromImage"},
 	// As make test-release runs it: with a release's image and chart, and helm.
 	{Document: "install.md", Section: "A cluster|Uninstall", Lines: `^helm `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
-	{Document: "install.md", Section: "Uninstall", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "install.md", Section: "Offline", Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^helm install`, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^helm `, Reason: "hack/release renders the chart with the agent by Helm's library, and compares it with deploy/agent, which TestObjects applies"},

@@ -70,6 +70,9 @@ func canonical(t *testing.T, text string) string {
 	return string(data)
 }
 
+// hooks are what Helm alone runs.
+const hooks = "uninstall-hook.yaml"
+
 // withAgent are the values of the agent beside the defaults.
 const withAgent = "agent: {enabled: true}"
 
@@ -119,7 +122,9 @@ func TestChartIsKustomization(t *testing.T) {
 				}
 			}
 		}
-		got := objects(t, slices.Collect(maps.Values(render(t, c.values)))...)
+		all := render(t, c.values)
+		delete(all, hooks)
+		got := objects(t, slices.Collect(maps.Values(all))...)
 		for name, object := range want {
 			if got[name] != object {
 				t.Errorf("of %s, Kustomize has\n%s\nand the chart\n%s", name, object, got[name])
@@ -194,6 +199,15 @@ func TestChartValues(t *testing.T) {
 				t.Errorf("%s: %q in\n%s", c.values, word, text)
 			}
 		}
+	}
+	hook := render(t, "image: {repository: r.example/node}")[hooks]
+	for name, object := range objects(t, hook) {
+		if !strings.Contains(object, `"helm.sh/hook":"pre-delete"`) {
+			t.Errorf("%s stays with the release", name)
+		}
+	}
+	if !strings.Contains(hook, `image: "r.example/node:0.0.0"`) || !strings.Contains(hook, "--uninstall-from=gpuckpt") || render(t, "uninstallHook: false")[hooks] != "" {
+		t.Errorf("%s", hook)
 	}
 	if out := render(t, "runtimeClass: {create: false}"); out["runtimeclass.yaml"] != "" {
 		t.Error("a RuntimeClass that was not asked for")
@@ -362,6 +376,9 @@ func TestUpdate(t *testing.T) {
 	}
 	node := render(t, "")
 	for name, text := range render(t, withAgent) {
+		if name == hooks {
+			continue
+		}
 		dir := "../../deploy/agent"
 		if node[name] != "" {
 			dir = "../../deploy/node"

@@ -41,6 +41,7 @@ esac
 // then the nodes pull it from a registry, and helm installs it, by the lines of docs/install.md.
 func TestDaemonSet(t *testing.T) {
 	results.Add(t)
+	needs(t, "gpuckpt-agent")
 	needs(t, "kube-controller-manager")
 	for _, dir := range []string{"/etc/kubernetes/node-feature-discovery", "/usr/local/bin"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -120,7 +121,6 @@ func TestDaemonSet(t *testing.T) {
 
 	const setting = "lock_timeout = \"20s\"\n"
 	tasks := filepath.Join(n.Dir(), "state", "io.containerd.runtime.v2.task")
-	removal := "install" // the container that does it
 	if chart == "" {
 		kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
 		// The chart's values metrics.logs and containerdConfig.
@@ -132,9 +132,8 @@ func TestDaemonSet(t *testing.T) {
 		patch("add", "/spec/template/spec/volumes/-", map[string]any{"name": "config", "configMap": map[string]any{"name": "gpuckpt-node"}})
 		patch("add", "/spec/template/spec/initContainers/0/volumeMounts/-", map[string]any{"name": "config", "mountPath": "/settings/config.toml", "subPath": "config.toml", "readOnly": true})
 	} else {
-		removal = "uninstall"
 		values := pushNodeImage(t, n)
-		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "metrics.state="+filepath.Dir(tasks), "containerdConfig="+n.ConfigPath(), "config.lock_timeout=20s")...)
+		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "metrics.state="+filepath.Dir(tasks), "containerdConfig="+n.ConfigPath(), "config.lock_timeout=20s", "uninstallHook=false")...)
 	}
 	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
 	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
@@ -206,13 +205,15 @@ func TestDaemonSet(t *testing.T) {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
 	}
 
-	if chart == "" { // as the chart's value uninstall
-		patch("replace", "/spec/template/spec/initContainers/0/args", []string{"uninstall", "--root=/host", "--restart"})
-	} else {
-		helm(t, n, "Uninstall", "helm upgrade ")
-	}
+	// What the chart's hook runs. A pod of this cluster could not ask the API server, which is at an
+	// address of the host alone.
+	uninstalled := make(chan error, 1)
+	go func() {
+		_, err := n.OutputEnv(t.Context(), n.KubectlEnv(), "gpuckpt-agent", "--uninstall-from=gpuckpt")
+		uninstalled <- err
+	}()
 	harness.Within(t, "the removal waits for the pods", func() bool {
-		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", removal)
+		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", "uninstall")
 		return err == nil && strings.Contains(out, "containers still run with gpuckpt's shim")
 	})
 	kubectl("delete", "pod", "running", "suspended")
@@ -221,7 +222,9 @@ func TestDaemonSet(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(place, "done"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	rolledOut()
+	if err := <-uninstalled; err != nil {
+		t.Fatal(err)
+	}
 	if chart == "" {
 		kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=60s")
 	} else {
