@@ -29,6 +29,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
+	"github.com/gpuckpt/gpuckpt/internal/criu/names"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
@@ -371,7 +372,13 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
 		return err
 	}
-	return adapt.CheckRemoved(criu.Open(k.images.Path).Set)
+	view, err := k.read()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
+	defer cancel()
+	return names.Removed(ctx, criu.Open(k.images.Path).Set, k.c.pid, k.c.pids)
 }
 
 // endWriting ends what dump has begun.
@@ -540,6 +547,11 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 			return settings, err
 		}
 		settings.ReadsNoFile = locks.Break()
+		within, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
+		defer cancel()
+		if settings.Watched, err = names.Watched(within, c.pid, c.pids); err != nil {
+			return settings, err
+		}
 	case c.restore != nil:
 		settings.Gate = true
 		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root"), Traces: c.restore.gpu != nil || tmpfs.Carries(c.restore.gpus.Spec)}

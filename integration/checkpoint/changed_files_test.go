@@ -4,10 +4,8 @@
 package checkpoint
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -77,37 +75,4 @@ func TestChangedFile(t *testing.T) {
 // volume is a directory of the host that a container sees at /volume.
 func volume(t *testing.T) []specs.Mount {
 	return []specs.Mount{{Destination: "/volume", Source: t.TempDir(), Type: "bind", Options: []string{"rbind", "rw"}}}
-}
-
-// A file that was removed while it is open, and has another name, is nowhere that a restore would
-// find it: such a checkpoint is refused, the container runs on, and CRIU has left nothing beside the
-// file. In a tmpfs of the container it is saved with the rest.
-func TestRemovedWithAnotherName(t *testing.T) {
-	results.Add(t)
-	eachKind(t, func(t *testing.T, spec harness.RunSpec, work string) {
-		for at, found := range map[string]bool{"/removed": false, "/volume/removed": false, "/dev/shm/removed": true} {
-			spec.ID = harness.Name(t) + strings.ReplaceAll(at, "/", "-")
-			spec.Mounts = volume(t)
-			k := shared.Work(t, spec, work, "--renamed", at)
-			k.Expect(t, "count", "101")
-			ref := "checkpoint.test/" + spec.ID + ":1"
-			err := k.Checkpoint(t.Context(), ref)
-			if found {
-				if err != nil {
-					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
-				}
-				removeImageAtEnd(t, shared, ref)
-				k.MustRemove(t)
-				k = restore(t, shared, k.ID, ref, k.Port)
-			} else {
-				harness.Says(t, err, strings.TrimPrefix(at, "/")+" was removed while it is open, and has another name", "/dev/shm")
-			}
-			k.Expect(t, "count", "102")
-			left, err := filepath.Glob(filepath.Join(fmt.Sprintf("/proc/%d/root", k.MustPid(t)), filepath.Dir(at), "link_remap.*"))
-			if err != nil || len(left) > 0 {
-				t.Errorf("%s: CRIU has left %q, %v", at, left, err)
-			}
-			k.MustRemove(t)
-		}
-	})
 }

@@ -58,6 +58,7 @@ static const char usage[] =
 	"  turns   --file PATH --start 0|1 [--gpu I]\n"
 	"                                    one of two that count in turns in PATH\n"
 	"  zoo                               one of every kind of file, timer and IPC object\n"
+	"  odd     --state S [--file PATH]   a rare state of a process, see odd.c\n"
 	"any of these with --open PATH keeps that file open, with --shared PATH a new one of\n"
 	"8 MiB mapped, with --unlinked PATH the same without its name; with --unnamed DIR an unnamed file\n"
 	"gpuwork list: the GPUs that NVML shows, as nvidia-smi -L; try: uses each that CUDA shows, once\n"
@@ -145,7 +146,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo},
+		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo}, {"odd", run_odd},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

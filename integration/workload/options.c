@@ -72,22 +72,9 @@ static void keep_unnamed(const char *dir)
 	}
 }
 
-// keep_renamed makes a file of two names, PATH and PATH.other, opens it by the first and removes that.
-static void keep_renamed(const char *path)
-{
-	char other[4096];
-	int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-
-	snprintf(other, sizeof other, "%s.other", path);
-	if (fd < 0 || write(fd, "renamed", 7) != 7 || link(path, other) || unlink(path)) {
-		fprintf(stderr, "gpuwork: --renamed %s: %s\n", path, strerror(errno));
-		exit(2);
-	}
-}
-
 struct options options_parse(char **args)
 {
-	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .ahead = 1, .bytes = 64 << 20, .start = 100, .share = "ipc", .content = "pattern"};
+	struct options o = {.port = 10000, .chunks = 1, .gpus = 1, .procs = 2, .ahead = 1, .bytes = 64 << 20, .start = 100, .share = "ipc", .state = "", .content = "pattern"};
 
 	for (; *args; args += 2) {
 		const char *name = args[0], *value = args[1];
@@ -129,6 +116,8 @@ struct options options_parse(char **args)
 			o.interface = value;
 		else if (!strcmp(name, "--peer"))
 			o.peer = value;
+		else if (!strcmp(name, "--state"))
+			o.state = value;
 		else if (!strcmp(name, "--share"))
 			o.share = value;
 		else if (!strcmp(name, "--apart"))
@@ -143,8 +132,6 @@ struct options options_parse(char **args)
 			keep_mapped(name, value, 0);
 		else if (!strcmp(name, "--unnamed"))
 			keep_unnamed(value);
-		else if (!strcmp(name, "--renamed"))
-			keep_renamed(value);
 		else if (!strcmp(name, "--locks"))
 			keep_locks(value);
 		else if (!strcmp(name, "--hidden-lock"))

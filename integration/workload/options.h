@@ -11,6 +11,7 @@ struct options {
 	int pinned; // of pattern: its host memory is page-locked, 1 by cuMemHostAlloc, 2 by cuMemHostRegister
 	unsigned long long bytes, seed, start, host_bytes;
 	const char *file, *log, *interface, *peer;
+	const char *state;   // of odd
 	const char *share;   // of ipc: "ipc" or "handle"
 	const char *apart;   // of plain: "chroot", "mounts" or "packet"
 	const char *content; // of pattern: "pattern", "zero" or "weights"

@@ -34,6 +34,8 @@ __attribute__((noreturn)) void run_ring(const struct options *o);
 __attribute__((noreturn)) void run_turns(const struct options *o);
 // run_zoo has one of everything that a restore takes.
 __attribute__((noreturn)) void run_zoo(const struct options *o);
+// run_odd has the state that --state names, with files at --file.
+__attribute__((noreturn)) void run_odd(const struct options *o);
 
 // run_multi and run_ranks return the exit status of the first child that ended; the others are killed.
 int run_multi(const struct options *o);

@@ -44,6 +44,8 @@ type Settings struct {
 	// ReadsNoFile has CRIU open no file of the container's while it dumps, for the build ID that a
 	// restore would compare: this breaks a lease. A restore compares the sizes in any case.
 	ReadsNoFile bool
+	// Watched are names of files that a program watches and CRIU does not find by itself.
+	Watched []string
 	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
 	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
 	GhostLimit uint64
@@ -98,6 +100,13 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 		lines, err := config.CRIULines(name, options[name])
 		if err != nil {
 			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
+		}
+		text += lines
+	}
+	for _, name := range s.Watched {
+		lines, err := config.CRIULines("irmap-scan-path", name)
+		if err != nil {
+			return fmt.Errorf("tell CRIU of a file that is watched: %w: %w", err, errdefs.ErrFailedPrecondition)
 		}
 		text += lines
 	}

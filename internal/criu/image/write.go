@@ -5,6 +5,7 @@ package image
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -90,6 +91,25 @@ func (s *Set) Append(name string, messages ...proto.Message) error {
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
+}
+
+// Edit writes an image of entries again, with edit as in Copy. After an error it is of no use.
+func (s *Set) Edit(name string, edit func(*Entry) error) error {
+	f, size, err := s.open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var data bytes.Buffer
+	if err := s.rewrite(&data, KindOf(name), f, size, name, edit); err != nil {
+		return err
+	}
+	to, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	_, err = to.Write(data.Bytes())
+	return errors.Join(err, to.Close())
 }
 
 func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {

@@ -1,0 +1,89 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package names
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// Watched returns the names of what a container's processes watch on overlays, those that CRIU must look
+// at first before the others: CRIU looks for a file in all of a directory that it is told of. What has no
+// name is left to CRIU, which refuses it.
+func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]string, error) {
+	wanted, err := watches(list)
+	if err != nil || len(wanted) == 0 {
+		return nil, err
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", init))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	overlays, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "overlay" || wanted[unix.Mkdev(uint32(m.Major), uint32(m.Minor))] == nil, false
+	})
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, m := range overlays {
+		// The same file system may be mounted twice.
+		found, err := find(ctx, init, m.Mountpoint, wanted[unix.Mkdev(uint32(m.Major), uint32(m.Minor))])
+		if err != nil {
+			return nil, err
+		}
+		for at, name := range found {
+			delete(wanted[at.device], at)
+			if name == "/" {
+				name = "/." // CRIU leaves out the first letter
+			}
+			names = append(names, name)
+		}
+	}
+	slices.SortFunc(names, func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") })
+	return names, nil
+}
+
+// watches returns what processes watch, by the file system that it is on.
+func watches(list func() ([]int, error)) (map[uint64]map[inode]bool, error) {
+	pids, err := list()
+	if err != nil && !proc.Ended(err) {
+		return nil, err
+	}
+	all := make(map[uint64]map[inode]bool)
+	for _, pid := range pids {
+		files, err := proc.OpenFiles(pid, "anon_inode:inotify")
+		if err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		for fd := range files {
+			info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+			if err != nil && !proc.Ended(err) {
+				return nil, err
+			}
+			for line := range strings.Lines(string(info)) {
+				var wd int
+				var number, device uint64
+				if n, _ := fmt.Sscanf(line, "inotify wd:%x ino:%x sdev:%x", &wd, &number, &device); n != 3 {
+					continue
+				}
+				at := inode{unix.Mkdev(uint32(device>>20), uint32(device&(1<<20-1))), number} // as the kernel counts devices itself
+				if all[at.device] == nil {
+					all[at.device] = make(map[inode]bool)
+				}
+				all[at.device][at] = true
+			}
+		}
+	}
+	return all, nil
+}
