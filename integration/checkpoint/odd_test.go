@@ -4,7 +4,9 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -79,5 +81,40 @@ func TestWatch(t *testing.T) {
 				t.Error(got)
 			}
 		})
+	}
+}
+
+// A log that is gone when its program is restored is made anew, with its mode, also below directories
+// that are gone. One that cannot be made is named.
+func TestLogIsGone(t *testing.T) {
+	results.Add(t)
+	spec := harness.RunSpec{Mounts: volume(t)}
+	dir := spec.Mounts[0].Source
+	logs := filepath.Join(dir, "logs")
+	if err := os.Mkdir(logs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k := odd(t, spec, "append", "/volume/logs/log")
+	answer(t, k)
+	ref := takeCheckpoint(t, shared, k, "1")
+	k.MustRemove(t)
+	if err := os.RemoveAll(logs); err != nil {
+		t.Fatal(err)
+	}
+	k = restore(t, shared, k.ID, ref, k.Port)
+	if got := answer(t, k); got != "same" {
+		t.Error(got)
+	}
+	if st, err := os.Stat(filepath.Join(logs, "log")); err != nil || st.Mode() != 0o640 || st.Size() != 5 {
+		t.Errorf("the log is %v, %v", st, err)
+	}
+	k.MustRemove(t)
+	if err := errors.Join(os.RemoveAll(logs), os.WriteFile(logs, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
+	harness.Says(t, err, "volume/logs/log", "Not a directory")
+	if err := shared.Remove(t.Context(), k.ID); err != nil {
+		t.Error(err)
 	}
 }

@@ -83,6 +83,25 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	return nil
 }
 
+// admit refuses what Images refuses, and then makes the logs that are not there any more.
+func admit(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs string) error {
+	d, err := images.Dump()
+	if err == nil {
+		err = Dump(ctx, spec, images, d, rootfs)
+	}
+	if err != nil {
+		return err
+	}
+	made, err := makeLogs(spec, images, d, rootfs)
+	for _, name := range made {
+		log.G(ctx).Warnf("%s is not here: the program appends to a new one", name)
+	}
+	if err != nil { // CRIU says that the file is not there
+		log.G(ctx).WithError(err).Warn("a log that is not here was not made anew")
+	}
+	return nil
+}
+
 // Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
 // (package refit), and refuses what CRIU would read there if the container's spec, which is in the
 // bundle, does not grant it. The copies lack the memory of the plan, and the locks. Copies and plan must
@@ -113,7 +132,7 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 		return plan.Edit(e)
 	})
 	if err == nil {
-		err = Images(ctx, file.Spec, criu.Open(images.Path()), bundle.RootOf(settings.Bundle, file.Spec))
+		err = admit(ctx, file.Spec, criu.Open(images.Path()), bundle.RootOf(settings.Bundle, file.Spec))
 	}
 	if err != nil {
 		images.Close()

@@ -70,6 +70,17 @@ func newPaths(spec *specs.Spec, rootfs string) *paths {
 	return p
 }
 
+// within returns the directory of this machine that a path of the container is below, and the rest of the
+// path. It is "" for a file system that is not there yet.
+func (p *paths) within(name string) (root, rest string) {
+	for at := name; at != "/"; at = path.Dir(at) {
+		if source, mounted := p.binds[at]; mounted {
+			return source, strings.TrimPrefix(name, at)
+		}
+	}
+	return p.rootfs, name
+}
+
 // direct refuses a path with a symbolic link on its way, in the root file system and in what is
 // bound into the container.
 func (p *paths) direct(name string) error {
@@ -83,15 +94,9 @@ func (p *paths) direct(name string) error {
 }
 
 func (p *paths) look(dir string) error {
-	root, rest := p.rootfs, dir
-	for at := dir; at != "/"; at = path.Dir(at) {
-		if source, mounted := p.binds[at]; mounted {
-			if source == "" {
-				return nil
-			}
-			root, rest = source, strings.TrimPrefix(dir, at)
-			break
-		}
+	root, rest := p.within(dir)
+	if root == "" {
+		return nil
 	}
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {

@@ -100,3 +100,13 @@ func parts(spec *specs.Spec) (map[string]json.RawMessage, error) {
 	var texts map[string]json.RawMessage
 	return texts, json.Unmarshal(data, &texts)
 }
+
+// HostID returns the host's id of an id in the container.
+func HostID(id uint32, maps []specs.LinuxIDMapping) uint32 {
+	for _, m := range maps {
+		if id >= m.ContainerID && id-m.ContainerID < m.Size {
+			return m.HostID + id - m.ContainerID
+		}
+	}
+	return id
+}

@@ -179,15 +179,15 @@ func (c *checker) thread(t thread) error {
 	user := c.spec.Process.User
 	if !c.has(unix.CAP_SETUID) {
 		for _, uid := range t.uids {
-			if want := hostID(user.UID, c.spec.Linux.UIDMappings); uid != want {
+			if want := bundle.HostID(user.UID, c.spec.Linux.UIDMappings); uid != want {
 				return fmt.Errorf("it has the user id %d, and the spec %d without CAP_SETUID", uid, want)
 			}
 		}
 	}
 	if !c.has(unix.CAP_SETGID) {
-		allowed := []uint32{hostID(user.GID, c.spec.Linux.GIDMappings)}
+		allowed := []uint32{bundle.HostID(user.GID, c.spec.Linux.GIDMappings)}
 		for _, gid := range user.AdditionalGids {
-			allowed = append(allowed, hostID(gid, c.spec.Linux.GIDMappings))
+			allowed = append(allowed, bundle.HostID(gid, c.spec.Linux.GIDMappings))
 		}
 		for _, gid := range slices.Concat(t.gids, t.groups) {
 			if !slices.Contains(allowed, gid) {
@@ -211,16 +211,6 @@ func (c *checker) thread(t thread) error {
 		return fmt.Errorf("it has a real-time scheduling policy (%d), and the spec no CAP_SYS_NICE", t.policy)
 	}
 	return nil
-}
-
-// hostID returns the host's id of an id in the container.
-func hostID(id uint32, maps []specs.LinuxIDMapping) uint32 {
-	for _, m := range maps {
-		if id >= m.ContainerID && id-m.ContainerID < m.Size {
-			return m.HostID + id - m.ContainerID
-		}
-	}
-	return id
 }
 
 // limits compares the hard limits.
