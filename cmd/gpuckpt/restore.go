@@ -23,6 +23,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cio"
 	ctroci "github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
+	"github.com/docker/go-units"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -52,7 +53,10 @@ type restoreOptions struct {
 	gpus                                  []int
 	cdiDirs                               []string
 	devices, mounts, annotations          []string
+	labels, capAdd, capDrop               []string
+	user, memory                          string
 	netHost, pull                         bool
+	privileged, readOnly, tty             bool
 	registry                              registry.Options
 }
 
@@ -78,7 +82,8 @@ With --pull, an image that containerd lacks comes from its registry. The restore
 when CRIU's images are there, and GPU state streams in behind. Then containerd has the
 image, unpacked.
 
-Name again what the container had from outside: GPUs, mounts, the host's network.`,
+Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
+network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
@@ -104,6 +109,14 @@ Name again what the container had from outside: GPUs, mounts, the host's network
 	f.BoolVar(&o.pull, "pull", false, "restore an image that containerd lacks while it comes from its registry")
 	registryFlags(c, &o.registry)
 	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
+	f.StringArrayVar(&o.labels, "label", nil, "NAME=VALUE, a label of the container; once for each")
+	f.StringSliceVar(&o.capAdd, "cap-add", nil, "capabilities that the container gets, CAP_SYS_ADMIN")
+	f.StringSliceVar(&o.capDrop, "cap-drop", nil, "capabilities that it does not get")
+	f.BoolVar(&o.privileged, "privileged", false, "all capabilities and all devices of the host")
+	f.BoolVar(&o.readOnly, "read-only", false, "a root file system that is read-only")
+	f.StringVar(&o.user, "user", "", "USER[:GROUP] that the container was run as (default: the image's)")
+	f.StringVar(&o.memory, "memory-limit", "", "memory that the container may take, 16GiB (default: all)")
+	f.BoolVarP(&o.tty, "tty", "t", false, "a terminal, for a container that had one")
 	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
 	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
 	f.StringVar(&o.snapshotter, "snapshotter", "", "containerd snapshotter (default: that of containerd's namespace)")
@@ -219,11 +232,16 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	if err != nil {
 		return nil, err
 	}
+	labels, err := pairs("label", o.labels)
+	if err != nil {
+		return nil, err
+	}
 	// The way back goes on when the command was interrupted.
 	back := context.WithoutCancel(ctx)
 	container, err := c.NewContainer(ctx, o.name,
 		client.WithImage(image),
 		client.WithImageConfigLabels(image),
+		client.WithAdditionalContainerLabels(labels),
 		client.WithSnapshotter(o.snapshotter),
 		client.WithNewSnapshot(o.name, image),
 		client.WithImageStopSignal(image, "SIGTERM"),
@@ -247,6 +265,16 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		return nil, err
 	}
 	output := cio.LogURI(&url.URL{Scheme: "file", Path: file})
+	if o.tty { // the shim copies a terminal's output to a FIFO, or a file, that is there
+		f, err := os.Create(file)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil {
+			return nil, err
+		}
+		output = cio.TerminalLogURI(&url.URL{Opaque: file})
+	}
 	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {
 		if dir != "" {
 			info.Options = &options.Options{CriuImagePath: dir}
@@ -294,15 +322,18 @@ func removeGivenUp(ctx context.Context, container client.Container) error {
 // spec is the container's, made as "ctr run" makes it.
 func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecOpts, error) {
 	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfig(image)}
-	var mounts []specs.Mount
 	for _, m := range o.mounts {
 		mount, err := bundle.ParseMount(m)
 		if err != nil {
 			return nil, err
 		}
-		mounts = append(mounts, mount)
+		opts = append(opts, ctroci.WithoutMounts(mount.Destination), ctroci.WithMounts([]specs.Mount{mount}))
 	}
-	opts = append(opts, ctroci.WithMounts(mounts))
+	granted, err := o.grants()
+	if err != nil {
+		return nil, err
+	}
+	opts = append(opts, granted...)
 	if o.netHost {
 		name, err := os.Hostname()
 		if err != nil {
@@ -310,16 +341,12 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 		}
 		opts = append(opts, ctroci.WithHostNamespace(specs.NetworkNamespace), ctroci.WithHostHostsFile, ctroci.WithHostResolvconf, ctroci.WithEnv([]string{"HOSTNAME=" + name}))
 	}
-	given := make(map[string]string)
-	if annotate {
-		given[annotations.Restore] = "true"
+	given, err := pairs("annotation", o.annotations)
+	if err != nil {
+		return nil, err
 	}
-	for _, a := range o.annotations {
-		name, value, ok := strings.Cut(a, "=")
-		if !ok || name == "" {
-			return nil, fmt.Errorf("--annotation %q is not NAME=VALUE", a)
-		}
-		given[name] = value
+	if _, set := given[annotations.Restore]; annotate && !set {
+		given[annotations.Restore] = "true"
 	}
 	opts = append(opts, ctroci.WithAnnotations(given))
 	devices := slices.Clone(o.devices)
@@ -335,4 +362,42 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 		return nil, fmt.Errorf("read the CDI specifications in %s: %w", strings.Join(o.cdiDirs, ", "), err)
 	}
 	return append(opts, cdispec.WithCDIDevices(devices...)), nil
+}
+
+// grants is what else the container may do, or is, in the order of "ctr run".
+func (o *restoreOptions) grants() (opts []ctroci.SpecOpts, _ error) {
+	if o.tty {
+		opts = append(opts, ctroci.WithTTY)
+	}
+	if o.user != "" {
+		opts = append(opts, ctroci.WithUser(o.user), ctroci.WithAdditionalGIDs(o.user))
+	}
+	if o.privileged {
+		opts = append(opts, ctroci.WithPrivileged, ctroci.WithAllDevicesAllowed, ctroci.WithHostDevices)
+	}
+	opts = append(opts, ctroci.WithAddedCapabilities(o.capAdd), ctroci.WithDroppedCapabilities(o.capDrop))
+	if o.readOnly {
+		opts = append(opts, ctroci.WithRootFSReadonly())
+	}
+	if o.memory != "" {
+		limit, err := units.RAMInBytes(o.memory)
+		if err != nil || limit <= 0 {
+			return nil, fmt.Errorf("--memory-limit %q is no size such as 16GiB", o.memory)
+		}
+		opts = append(opts, ctroci.WithMemoryLimit(uint64(limit)))
+	}
+	return opts, nil
+}
+
+// pairs reads what a flag was given, NAME=VALUE each.
+func pairs(flag string, given []string) (map[string]string, error) {
+	all := make(map[string]string)
+	for _, text := range given {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return nil, fmt.Errorf("--%s %q is not NAME=VALUE", flag, text)
+		}
+		all[name] = value
+	}
+	return all, nil
 }
