@@ -1,9 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package denied keeps io_uring and MPTCP out of containers that may be checkpointed: CRIU cannot dump
-// them. Programs do without where the kernel has neither, so they are told that it has neither. Go asks
-// for an MPTCP socket whenever it listens.
+// Package denied keeps io_uring, MPTCP and Landlock out of containers that may be checkpointed: CRIU
+// cannot dump the first two, and loses a Landlock domain without a word, which nobody sees from outside.
+// Programs do without where the kernel has none of them, so they are told that it has none. Go asks for
+// an MPTCP socket whenever it listens.
 package denied
 
 import (
@@ -24,12 +25,15 @@ import (
 
 const setup = "io_uring_setup"
 
+// landlock are the calls of Landlock.
+var landlock = []string{"landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}
+
 // The argument of socket(2) that is the protocol.
 const protocol = 2
 
 // Deny has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
-// is to have it or the profile has a rule of its own for it; and socket with EPROTONOSUPPORT for MPTCP,
-// unless the profile has a rule for protocols. A container with GPUs and without a profile gets one with
+// is to have it or the profile has a rule of its own for it; Landlock's calls with ENOSYS; and socket with
+// EPROTONOSUPPORT for MPTCP, unless the profile has a rule for protocols. A container with GPUs and without a profile gets one with
 // these rules alone. dump is what a restore is made of, nil for a fresh start. The error is that of the
 // annotation.
 func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) error {
@@ -47,6 +51,7 @@ func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) erro
 	}
 	if dump == nil { // the processes of a dump may have a filter without the rule
 		denyMPTCP(profile)
+		denyLandlock(profile)
 	}
 	spec.Linux.Seccomp = profile
 	names := func(s specs.LinuxSyscall) bool { return slices.Contains(s.Names, setup) }
@@ -84,6 +89,17 @@ func denyMPTCP(profile *specs.LinuxSeccomp) {
 	}
 	unsupported := uint(unix.EPROTONOSUPPORT)
 	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &unsupported, Args: []specs.LinuxSeccompArg{mptcp}})
+}
+
+// denyLandlock adds the rule, and takes the calls out of those that allow them.
+func denyLandlock(profile *specs.LinuxSeccomp) {
+	enosys := uint(unix.ENOSYS)
+	rules := slices.Clone(profile.Syscalls)
+	for i := range rules {
+		rules[i].Names = slices.DeleteFunc(slices.Clone(rules[i].Names), func(n string) bool { return slices.Contains(landlock, n) })
+	}
+	rules = slices.DeleteFunc(rules, func(r specs.LinuxSyscall) bool { return len(r.Names) == 0 })
+	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: slices.Clone(landlock), Action: specs.ActErrno, ErrnoRet: &enosys})
 }
 
 // allArchitectures returns those whose programs this machine runs: libseccomp kills a process that

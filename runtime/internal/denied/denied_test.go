@@ -103,7 +103,7 @@ func TestDenyMPTCP(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			got := slices.DeleteFunc(spec.Linux.Seccomp.Syscalls, func(s specs.LinuxSyscall) bool { return s.Names[0] == setup })
+			got := slices.DeleteFunc(spec.Linux.Seccomp.Syscalls, func(s specs.LinuxSyscall) bool { return s.Names[0] == setup || s.Names[0] == landlock[0] })
 			last := got[len(got)-1]
 			if last.Names[0] != "socket" || last.Action != specs.ActErrno || *last.ErrnoRet != uint(unix.EPROTONOSUPPORT) || last.Args[0].Value != 262 {
 				t.Errorf("the last rule is %+v", last)
@@ -117,6 +117,42 @@ func TestDenyMPTCP(t *testing.T) {
 	spec := &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: own}}}
 	if err := Deny(spec, config.View{}, true, nil); err != nil || !reflect.DeepEqual(spec.Linux.Seccomp.Syscalls[:1], own) {
 		t.Errorf("a profile about protocols becomes %+v, %v", spec.Linux.Seccomp, err)
+	}
+}
+
+// Landlock's calls get their own answer, also where a profile allows them among others, and a restored
+// container's profile stays as it is.
+func TestDenyLandlock(t *testing.T) {
+	profile := func() *specs.Spec {
+		return &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: []specs.LinuxSyscall{
+			{Names: []string{"read", "landlock_add_rule", "landlock_create_ruleset"}, Action: specs.ActAllow},
+			{Names: []string{"landlock_restrict_self"}, Action: specs.ActAllow},
+		}}}}
+	}
+	spec := profile()
+	for range 2 {
+		if err := Deny(spec, config.View{}, false, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answers := make(map[string][]uint)
+	for _, s := range spec.Linux.Seccomp.Syscalls {
+		for _, name := range s.Names {
+			if s.Action == specs.ActErrno {
+				answers[name] = append(answers[name], *s.ErrnoRet)
+			} else {
+				answers[name] = append(answers[name], 0)
+			}
+		}
+	}
+	for name, want := range map[string]uint{"read": 0, "landlock_create_ruleset": 38, "landlock_add_rule": 38, "landlock_restrict_self": 38} {
+		if !slices.Equal(answers[name], []uint{want}) {
+			t.Errorf("%s is answered %v, want %d", name, answers[name], want)
+		}
+	}
+	restored, want := profile(), profile().Linux.Seccomp.Syscalls
+	if err := Deny(restored, config.View{}, false, &criu.Dump{}); err != nil || !reflect.DeepEqual(restored.Linux.Seccomp.Syscalls[:2], want) {
+		t.Errorf("restored: %+v, %v", restored.Linux.Seccomp.Syscalls, err)
 	}
 }
 
