@@ -31,6 +31,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/names"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/criu/scheduling"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
@@ -511,7 +512,7 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
 	}
-	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete())
+	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete(), scheduling.Save(r.Path, c.pids))
 }
 
 // locks returns the locks of the container's processes. It refuses one that a dump would lose.

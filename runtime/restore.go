@@ -14,11 +14,13 @@ import (
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/criu/scheduling"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -68,6 +70,7 @@ type restoring struct {
 	images  *criu.Copy
 	memory  *pages.Plan     // what of the images CRIU does not restore
 	locks   filelocks.Locks // as well
+	threads scheduling.Threads
 	gate    *criu.Gate
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
@@ -151,6 +154,9 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	k.images, k.memory, k.locks, err = guard.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
 	if err == nil {
+		k.threads, err = scheduling.Read(criu.Open(k.c.restore.images()).Set)
+	}
+	if err == nil {
 		err = k.c.restore.rest.Need(k.memory.Parts)
 	}
 	return 0, err
@@ -219,11 +225,14 @@ func (k *restoring) awaitRunc() error {
 	return nil
 }
 
-// inspect compares what CRIU has restored, and holds, with the spec, and then has the processes take
-// their file locks.
-func (k *restoring) inspect(context.Context) (uint64, error) {
+// inspect compares what CRIU has restored, and holds, with the spec, and then gives the processes what
+// CRIU does not: how their threads are scheduled, and file locks, which they take themselves.
+func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 	if err := inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate); err != nil {
 		return 0, err
+	}
+	if err := k.threads.Restore(k.c.pids); err != nil {
+		log.G(ctx).WithError(err).Warn("threads are not scheduled as they were")
 	}
 	return 0, k.locks.Restore(k.c.pid, k.c.pids, k.gate)
 }

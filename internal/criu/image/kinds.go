@@ -41,6 +41,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 )
 
+// ThreadsName is a file that package scheduling writes and reads.
+const ThreadsName = "gpuckpt-threads.txt"
+
 // form is how a file is laid out.
 type form int
 
@@ -121,6 +124,7 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
 		{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
 		{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(ThreadsName) + `$`), form: leftOut},
 		{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
 	}
 })

@@ -1,0 +1,212 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package scheduling brings back what CRIU leaves out of a dump of how threads are scheduled: the
+// processors that a thread may run on, its timer slack and its I/O priority.
+//
+// Save notes threads whose values are not the defaults in a file of its own beside CRIU's images; as a
+// rule there is none. Restore gives them back when CRIU has restored the threads and none of them runs
+// yet. It does so from outside, and grants nothing: the kernel bounds the processors by the cgroup, and
+// a real-time I/O priority is left out.
+package scheduling
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// FileName is the file of a dump.
+const FileName = image.ThreadsName
+
+const (
+	defaultSlack = 50_000                 // nanoseconds
+	maxSlack     = 1_000_000_000_000      // a quarter of an hour
+	idleIO       = 3 << ioClass           // a class, and a level in it
+	bestEffortIO = 2 << ioClass           // linux/ioprio.h
+	middleIO     = bestEffortIO | 4       // what a thread has by default once it has read a file
+	ioClass      = 13                     // where the class is
+	maxThreads   = 100_000                // as in a dump
+	ofThread     = 1                      // IOPRIO_WHO_PROCESS
+	maxLine      = unix.PathMax + 10*1024 // a list of 1,024 processors
+)
+
+// thread is what is noted of one.
+type thread struct {
+	tid   int          // as the container counts
+	cpus  *unix.CPUSet // nil for all that the cgroup has
+	slack uint64       // 0 for the default
+	io    int          // 0 for the default
+}
+
+// Save writes the file of a dump whose processes stand still.
+func Save(dir string, list func() ([]int, error)) error {
+	pids, err := list()
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	for _, pid := range pids {
+		all := host.CPUSet(pid)
+		tids, err := proc.Threads(pid)
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+		for _, tid := range tids {
+			t := look(tid, all)
+			if t == (thread{}) {
+				continue
+			}
+			status, err := proc.ThreadStatus(pid, tid)
+			if err == nil {
+				t.tid, err = status.NSPID()
+			}
+			if err != nil {
+				continue // a thread that has ended
+			}
+			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io)
+		}
+	}
+	if text.Len() == 0 {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, FileName), []byte(text.String()), 0o600)
+}
+
+// look returns what is not the default of a thread. all is what its cgroup lets it run on.
+func look(tid int, all *unix.CPUSet) (t thread) {
+	var now unix.CPUSet
+	if unix.SchedGetaffinity(tid, &now) == nil && all != nil && now != *all {
+		t.cpus = &now
+	}
+	if n, err := strconv.ParseUint(slackOf(tid), 10, 64); err == nil && n != defaultSlack && n <= maxSlack {
+		t.slack = n
+	}
+	io, _, errno := unix.Syscall(unix.SYS_IOPRIO_GET, ofThread, uintptr(tid), 0)
+	if class := int(io) &^ (1<<ioClass - 1); errno == 0 && (class == bestEffortIO || class == idleIO) && io != middleIO {
+		t.io = int(io)
+	}
+	return t
+}
+
+func slackOf(tid int) string {
+	text, _ := os.ReadFile(slackFile(tid)) // without CAP_SYS_NICE there is none
+	return strings.TrimSpace(string(text))
+}
+
+func slackFile(tid int) string { return fmt.Sprintf("/proc/%d/timerslack_ns", tid) }
+
+// Threads are what a dump has noted.
+type Threads []thread
+
+// Read reads the file of a dump, if there is one.
+func Read(dumped *image.Set) (all Threads, err error) {
+	if !dumped.Has(FileName) {
+		return nil, nil
+	}
+	f, err := dumped.OpenFile(FileName)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+func parse(r io.Reader) (all Threads, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		var t thread
+		var cpus string
+		if _, err := fmt.Sscanf(lines.Text(), "%d\t%s\t%d\t%d", &t.tid, &cpus, &t.slack, &t.io); err != nil || len(all) == maxThreads {
+			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
+		}
+		if t.cpus, err = host.ParseCPUs(cpus); err != nil {
+			return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, FileName, err)
+		}
+		if class := t.io &^ (1<<ioClass - 1); t.slack > maxSlack || t.io != 0 && class != bestEffortIO && class != idleIO {
+			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
+		}
+		all = append(all, t)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, FileName, err)
+	}
+	return all, nil
+}
+
+// Restore gives threads what they had. The error names what a thread does not get here, and is no
+// reason to end it: processors that this node or its cgroup does not have, above all.
+func (all Threads) Restore(list func() ([]int, error)) error {
+	if len(all) == 0 {
+		return nil
+	}
+	pids, err := list()
+	if err != nil {
+		return err
+	}
+	inside := make(map[int]int)
+	cpus := make(map[int]*unix.CPUSet)
+	for _, pid := range pids {
+		tids, err := proc.Threads(pid)
+		if err != nil {
+			return err
+		}
+		for _, tid := range tids {
+			status, err := proc.ThreadStatus(pid, tid)
+			if err != nil {
+				return err
+			}
+			n, err := status.NSPID()
+			if err != nil {
+				return err
+			}
+			inside[n], cpus[tid] = tid, host.CPUSet(pid)
+		}
+	}
+	var failed []error
+	for _, t := range all {
+		tid, there := inside[t.tid]
+		if !there {
+			continue // it had ended, and waited to be asked for its status
+		}
+		if t.cpus != nil {
+			if err := pin(tid, t.cpus, cpus[tid]); err != nil {
+				failed = append(failed, fmt.Errorf("thread %d runs on all processors: %w", t.tid, err))
+			}
+		}
+		if t.slack != 0 {
+			if err := os.WriteFile(slackFile(tid), []byte(strconv.FormatUint(t.slack, 10)), 0); err != nil {
+				failed = append(failed, fmt.Errorf("thread %d has the default timer slack: %w", t.tid, err))
+			}
+		}
+		if t.io != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, ofThread, uintptr(tid), uintptr(t.io)); errno != 0 {
+				failed = append(failed, fmt.Errorf("thread %d has the default I/O priority: %w", t.tid, errno))
+			}
+		}
+	}
+	return errors.Join(failed[:min(len(failed), 16)]...)
+}
+
+// pin lets a thread run on some of the processors of its cgroup alone.
+func pin(tid int, to, all *unix.CPUSet) error {
+	for cpu := range 64 * len(to) {
+		if to.IsSet(cpu) && all != nil && !all.IsSet(cpu) {
+			return fmt.Errorf("its cgroup does not have processor %d", cpu)
+		}
+	}
+	return unix.SchedSetaffinity(tid, to)
+}

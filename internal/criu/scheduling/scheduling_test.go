@@ -1,0 +1,44 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package scheduling
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+)
+
+func TestParse(t *testing.T) {
+	all, err := parse(strings.NewReader("1\t0,2-3\t1000000\t16391\n7\t-\t0\t24576\n"))
+	if err != nil || len(all) != 2 || host.CPUList(all[0].cpus) != "0,2,3" || all[0].slack != 1_000_000 || all[0].io != bestEffortIO|7 || all[1].cpus != nil || all[1].io != idleIO {
+		t.Errorf("%+v, %v", all, err)
+	}
+	for _, bad := range []string{
+		"x", "1\t-\t0", "1\t0-\t0\t0", "1\t3-1\t0\t0", "1\t0-65535\t0\t0", "1\t\t0\t0", "1\t-\t-1\t0",
+		"1\t-\t99999999999999\t0", "1\t-\t0\t8192", "1\t-\t0\t-1", // an I/O priority of real time
+		strings.Repeat("1", 1<<20),
+	} {
+		if _, err := parse(strings.NewReader(bad)); !errors.Is(err, images.ErrDamaged) {
+			t.Errorf("%.20q: %v", bad, err)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("1\t0,2-3\t1000000\t16391\n7\t-\t0\t24576\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		all, err := parse(strings.NewReader(text))
+		if err != nil && !errors.Is(err, images.ErrDamaged) {
+			t.Error(err)
+		}
+		for _, thread := range all {
+			if class := thread.io >> ioClass; thread.io != 0 && class != 2 && class != 3 {
+				t.Errorf("%q gives the I/O priority %#x", text, thread.io)
+			}
+		}
+	})
+}
