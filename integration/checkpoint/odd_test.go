@@ -6,10 +6,14 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -17,9 +21,7 @@ import (
 // odd runs a container with a rare state (gpuwork odd), which has its files at a path.
 func odd(t *testing.T, spec harness.RunSpec, state, file string) *harness.Container {
 	t.Helper()
-	spec.ID = harness.Name(t) + "-" + state
-	k := shared.Work(t, spec, "odd", "--state", state, "--file", file)
-	return k
+	return shared.Work(t, spec, "odd", "--state", state, "--file", file)
 }
 
 // answer asks a container of odd once.
@@ -116,5 +118,149 @@ func TestLogIsGone(t *testing.T) {
 	harness.Says(t, err, "volume/logs/log", "Not a directory")
 	if err := shared.Remove(t.Context(), k.ID); err != nil {
 		t.Error(err)
+	}
+}
+
+// What CRIU refuses is refused in the user's words, with what to do, and the program runs on.
+func TestReasons(t *testing.T) {
+	results.Add(t)
+	at := volume(t)
+	stream, err := net.Listen("unix", filepath.Join(at[0].Source, "stream"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	datagrams, err := net.ListenPacket("unixgram", filepath.Join(at[0].Source, "datagrams"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer datagrams.Close()
+	for _, test := range []struct {
+		state, file, says string
+		mounts            []specs.Mount
+		flags             []string
+		machine           string // what a machine may lack, if the program says so
+	}{
+		{state: "packet-pipe", says: "pipe2 with O_DIRECT"},
+		{state: "credentials", says: "try again when the program has read it"},
+		{state: "message-queue", says: "such as a POSIX message queue"},
+		{state: "secret-memory", says: "memory of memfd_secret", machine: "memfd_secret"},
+		{state: "perf", says: "end the profiler before the checkpoint", machine: "perf_event_open"},
+		{state: "userfaultfd", says: "handles its own page faults", machine: "userfaultfd"},
+		{state: "vsock", says: "vsock (40)", machine: "socket"},
+		{state: "path-of-socket", file: "/socket", says: "the name of a Unix socket open"},
+		{state: "host-stream", file: "/volume/stream", mounts: at, says: "a program outside of the container"},
+		{state: "host-datagrams", file: "/volume/datagrams", mounts: at, says: "a program outside of the container"},
+		{state: "watch-removed", file: "/gone", says: "a file that has no name any more"},
+		{state: "first-thread-timer", says: "SIGEV_THREAD_ID"},
+		{state: "ended-thread-timer", says: "SIGEV_THREAD_ID"},
+		{state: "others-epoll", says: "take the file out of the epoll"},
+		{state: "no-descriptors", says: "ulimit -n"},
+		{state: "user-namespace", says: "in a user namespace of its own", flags: []string{"--cap-add", "CAP_SYS_ADMIN"}},
+		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
+	} {
+		t.Run(test.state, func(t *testing.T) {
+			k := odd(t, harness.RunSpec{Mounts: test.mounts, CtrFlags: test.flags}, test.state, test.file)
+			got, err := k.Ask(t.Context(), "same?")
+			if err != nil && test.machine != "" && strings.Contains(k.Logs(), test.machine) {
+				t.Skipf("this machine has no %s: %s", test.machine, k.Logs())
+			}
+			if err != nil || got != "same" {
+				t.Fatalf("%q, %v\n%s", got, err, k.Logs())
+			}
+			_, err = k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: t.TempDir()})
+			harness.Says(t, err, test.says)
+			if got := answer(t, k); got != "same" {
+				t.Errorf("afterwards it says %q", got)
+			}
+		})
+	}
+}
+
+// How each thread is scheduled comes back: the processors that it may run on, its I/O priority and its
+// timer slack.
+func TestScheduling(t *testing.T) {
+	results.Add(t)
+	slackOf := func(k *harness.Container) string {
+		tids, err := harness.Threads(k.MustPid(t))
+		if err != nil || len(tids) != 2 {
+			t.Fatalf("the threads are %v, %v", tids, err)
+		}
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/timerslack_ns", slices.Max(tids)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(text))
+	}
+	k := odd(t, harness.RunSpec{}, "scheduling", "")
+	want := answer(t, k)
+	if want != "affinity of one, I/O priority 7, timer slack 2000000" || slackOf(k) != "1000000" {
+		t.Fatalf("the program says %q, and has the slack %s", want, slackOf(k))
+	}
+	ref := takeCheckpoint(t, shared, k, "1")
+	k.MustRemove(t)
+	k = restore(t, shared, k.ID, ref, k.Port)
+	if got := answer(t, k); got != want || slackOf(k) != "1000000" {
+		t.Errorf("restored: %q, and the slack %s", got, slackOf(k))
+	}
+}
+
+// What comes back different is what docs/limits.md says, no more and no less.
+func TestDifferent(t *testing.T) {
+	results.Add(t)
+	page, err := os.ReadFile("../../docs/limits.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rows, _ := strings.Cut(string(page), "| what a program has set | after a restore |\n| --- | --- |\n")
+	rows, _, _ = strings.Cut(rows, "\n\n")
+	listed := strings.Split(rows, "\n")
+	for _, test := range []struct{ state, says, row string }{
+		{"memory-policy", "the default", "| memory policy (`set_mempolicy`, numactl) | the default |"},
+		{"lock-future", "new memory is not locked", "| `mlockall(MCL_FUTURE)` | what is locked stays so, new memory is not locked |"},
+		{"personality", "the default", "| personality (setarch) | the default |"},
+		{"merging", "off", "| memory that KSM merges (`PR_SET_MEMORY_MERGE`) | off |"},
+		{"semaphore", "a read took all", "| `EFD_SEMAPHORE` | a read takes the whole count |"},
+		{"multicast", "the defaults", "| multicast groups and options of a socket | none, and the defaults |"},
+		{"tcp-options", "the defaults", "| `TCP_USER_TIMEOUT`, `TCP_CONGESTION`, `TCP_DEFER_ACCEPT` | the defaults |"},
+		{"queued-udp", "lost", "| UDP datagrams that no program has read | lost, as in a network |"},
+		{"queued-sender", "without a sender", "| sender of a Unix datagram that no program has read | none |"},
+		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [secure.md](secure.md#landlock) |"},
+		{"start-time", "that of the restore", "| start time of a process, by which psutil and Ray know it | that of the restore |"},
+	} {
+		t.Run(test.state, func(t *testing.T) {
+			if !slices.Contains(listed, test.row) {
+				t.Errorf("docs/limits.md lacks %s", test.row)
+			}
+			listed = slices.DeleteFunc(listed, func(l string) bool { return l == test.row })
+			k := odd(t, harness.RunSpec{}, test.state, "/odd")
+			if got := answer(t, k); got != "same" {
+				t.Fatalf("before: %s\n%s", got, k.Logs())
+			}
+			dir := t.TempDir()
+			if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			}
+			restoreInPlace(t, k, dir)
+			if got := answer(t, k); got != test.says {
+				t.Errorf("restored: %q, want %q", got, test.says)
+			}
+		})
+	}
+	if len(listed) > 0 {
+		t.Errorf("docs/limits.md has more: %q", listed)
+	}
+}
+
+// A program does not lock itself in with Landlock where its domain would be lost: it is told that there
+// is none.
+func TestLandlock(t *testing.T) {
+	results.Add(t)
+	for name, spec := range map[string]harness.RunSpec{"GPU": {GPUs: []int{0}}, "seccomp": {CtrFlags: []string{"--seccomp"}}} {
+		t.Run(name, func(t *testing.T) {
+			if got := answer(t, odd(t, spec, "landlock", "/odd")); got != "there is none" {
+				t.Error(got)
+			}
+		})
 	}
 }

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/landlock.h>
 #include <linux/mempolicy.h>
 #include <linux/perf_event.h>
 #include <linux/userfaultfd.h>
@@ -27,6 +28,7 @@
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -148,7 +150,7 @@ __attribute__((noreturn)) static void *wait_for_ever(void *unused)
 	(void)unused;
 	must(sched_setaffinity(0, sizeof one, &one));
 	must(prctl(PR_SET_TIMERSLACK, 1000000));
-	must(syscall(SYS_ioprio_set, 1, 0, 3 << 13));
+	must(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | 7));
 	b = gettid();
 	for (;;)
 		pause();
@@ -174,17 +176,11 @@ static void scheduling(void)
 static const char *scheduling_same(void)
 {
 	static char says[128];
-	char name[64];
 	cpu_set_t now;
-	unsigned long slack = 0;
 
-	snprintf(name, sizeof name, "/proc/%d/timerslack_ns", b);
-	FILE *f = fopen(name, "re");
-	if (f && fscanf(f, "%lu", &slack) == 1)
-		fclose(f);
 	must(sched_getaffinity(b, sizeof now, &now));
-	snprintf(says, sizeof says, "affinity %s, I/O priority %ld, timer slack %d and %lu", CPU_EQUAL(&now, &one) ? "of one" : "of all",
-	         syscall(SYS_ioprio_get, 1, b) >> 13, prctl(PR_GET_TIMERSLACK), slack);
+	snprintf(says, sizeof says, "affinity of %s, I/O priority %ld, timer slack %d", CPU_EQUAL(&now, &one) ? "one" : "all",
+	         syscall(SYS_ioprio_get, 1, b) & 7, prctl(PR_GET_TIMERSLACK));
 	return says;
 }
 
@@ -311,6 +307,29 @@ static const char *queued_sender_same(void)
 	return strlen(from.sun_path) > strlen(path) ? "same" : "without a sender";
 }
 
+// The program may make no file below /, unless there is no Landlock.
+static void landlock(void)
+{
+	struct landlock_ruleset_attr attr = {.handled_access_fs = LANDLOCK_ACCESS_FS_MAKE_REG};
+	a = (int)syscall(SYS_landlock_create_ruleset, &attr, sizeof attr, 0);
+	if (a < 0)
+		return;
+	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	must(syscall(SYS_landlock_restrict_self, a, 0));
+	close(a);
+}
+
+static const char *landlock_same(void)
+{
+	if (a < 0)
+		return "there is none";
+	int fd = open(path, O_CREAT | O_WRONLY, 0600);
+	if (fd < 0)
+		return "same";
+	close(fd);
+	return "the domain is gone";
+}
+
 static unsigned long long started;
 
 static unsigned long long start_time(void)
@@ -366,9 +385,7 @@ static void faults(void)
 	must(ioctl((int)must(syscall(SYS_userfaultfd, O_CLOEXEC | 1)), UFFDIO_API, &api));
 }
 
-static void crypto(void) { must(socket(AF_ALG, SOCK_SEQPACKET, 0)); }
 static void vm_socket(void) { must(socket(AF_VSOCK, SOCK_STREAM, 0)); }
-static void raw_icmp(void) { must(socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP)); }
 
 static void path_of_socket(void)
 {
@@ -436,6 +453,14 @@ static void others_epoll(void)
 	close(p[0]); // the child has it
 }
 
+// Memory of the host's IPC namespace, if the container has that.
+static void system_v(void)
+{
+	int id = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
+	must(shmat(id, NULL, 0) == (void *)-1 ? -1 : 0);
+	must(shmctl(id, IPC_RMID, NULL));
+}
+
 static void user_namespace(void)
 {
 	if (!must(fork())) {
@@ -472,6 +497,7 @@ static const struct state {
 	{"tcp-options", tcp_options, tcp_options_same},
 	{"queued-udp", queued_udp, queued_udp_same},
 	{"queued-sender", queued_sender, queued_sender_same},
+	{"landlock", landlock, landlock_same},
 	{"start-time", note_start, start_same},
 	{"packet-pipe", seqpacket_pipe, NULL},
 	{"credentials", credentials, NULL},
@@ -479,9 +505,7 @@ static const struct state {
 	{"secret-memory", secret, NULL},
 	{"perf", perf, NULL},
 	{"userfaultfd", faults, NULL},
-	{"crypto", crypto, NULL},
 	{"vsock", vm_socket, NULL},
-	{"ping", raw_icmp, NULL},
 	{"path-of-socket", path_of_socket, NULL},
 	{"host-stream", host_stream, NULL},
 	{"host-datagrams", host_datagrams, NULL},
@@ -489,6 +513,7 @@ static const struct state {
 	{"first-thread-timer", first_thread_timer, NULL},
 	{"ended-thread-timer", ended_thread_timer, NULL},
 	{"others-epoll", others_epoll, NULL},
+	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
 };

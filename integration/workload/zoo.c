@@ -70,7 +70,7 @@ static void files(void)
 	// Removed: one that nothing names any more, one that another name is left of.
 	must(write(keep(open("/tmp/removed", O_RDWR | O_CREAT, 0600)), "removed", 7));
 	must(unlink("/tmp/removed"));
-	keep(open("/dev/shm/name", O_RDWR | O_CREAT, 0600)); // elsewhere it is refused
+	keep(open("/dev/shm/name", O_RDWR | O_CREAT, 0600)); // elsewhere the dump opens it by the other name
 	must(link("/dev/shm/name", "/dev/shm/other"));
 	must(unlink("/dev/shm/name"));
 	keep(open("/tmp", O_RDONLY | O_DIRECTORY));

@@ -38,7 +38,7 @@ func TestFirstCause(t *testing.T) {
 			said: "Error (criu/files-ext.c:98): Can't dump file 4", means: "has a device open",
 		},
 		{name: "io_uring", log: "Error (criu/files-ext.c:98): Can't dump file 4 of that type [600] (unknown anon_inode:[io_uring])\n", said: "Error", means: "uses io_uring"},
-		{name: "io_uring mapped", log: "Error (criu/proc_parse.c:738): Can't open 64105's mapfile link 7f77e2cd5000: No such device or address\n", said: "Error", means: "has io_uring mapped"},
+		{name: "io_uring mapped", log: "Error (criu/proc_parse.c:738): Can't open 64105's mapfile link 7f77e2cd5000: No such device or address\n", said: "Error", means: "io_uring"},
 		{name: "connection", log: "Error (criu/sk-inet.c:200): inet: Connected TCP socket, consider using --tcp-established option.\n", said: "Error", means: "criu.tcp-established=true"},
 		{name: "in flight", log: "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2a\n", said: "Error", means: "criu.skip-in-flight=true"},
 		{name: "removed file", log: "Error (criu/files-reg.c:1122): Can't create link remap for /dev/shm/sem.mp-x. Use link-remap option.\n", said: "Error", means: "remove link-remap = false"},
@@ -47,6 +47,15 @@ func TestFirstCause(t *testing.T) {
 		{name: "disk", log: "Error (criu/bfd.c:132): bfd: Error flushing image: No space left on device\nError (criu/cr-dump.c:2128): Dumping FAILED.\n", said: "Error (criu/bfd.c:132)", means: "is full"},
 		{name: "tmpfs too small", log: "Error (gpuckpt tmpfs): /dev/shm: restore the content of a tmpfs: it does not fit: write a: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "a tmpfs is smaller"},
 		{name: "no room for a tmpfs", log: "Error (gpuckpt tmpfs): save the content of a tmpfs: write x.img: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "the images is full"},
+		// Of TestReasons are those that any machine shows.
+		{name: "uprobes", log: "Error (criu/proc_parse.c:614): PID 7 has uprobes vma. Consider using --allow-uprobes.\n", said: "Error", means: "a tracer of the node"},
+		{name: "shared mount", log: "Error (criu/mount.c:1093): mnt: Mount 7 ./v (master_id: 1 shared_id: 0) has unreachable sharing. Try --enable-external-masters.\n", said: "Error", means: "mount it rprivate"},
+		{name: "protocol", log: "Error (criu/sk-inet.c:137): inet: Unsupported proto 132 for socket 1f\n", said: "Error", means: "SCTP"},
+		{name: "namespace", log: "Error (criu/namespaces.c:460): Can't dump nested user namespace for 7\n", said: "Error", means: "a namespace of its own"},
+		{name: "no peer", log: "Error (criu/sk-unix.c:418): unix: Unix socket 17 without peer 18\n", said: "Error", means: "a program outside of the container"},
+		{name: "replaced file", log: "Error (criu/files-reg.c:1444): Unaccessible path opened 43:7, need 43:9\n", said: "Error", means: "replaced by another one"},
+		{name: "another user", log: "Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted\n", said: "Error", means: "CAP_SYS_RESOURCE"},
+		{name: "a file of a kind", log: "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:[x])\n", said: "Error", means: "of a kind that CRIU cannot dump"},
 		{name: "terminal", log: "Error (criu/tty.c:1018): tty: Don't have tty to inherit session from, aborting\n", said: "Error", means: "--tty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -42,7 +42,7 @@ func (c *checker) places(p *process) error {
 			if p.namespaces["mnt"] != c.first.namespaces["mnt"] {
 				return fmt.Errorf("its %s (%s) is on no mount of its own mount namespace, which is not the container's", f.name, f.link)
 			}
-			return fmt.Errorf("its %s (%s) is on no mount of the container", f.name, f.link)
+			return fmt.Errorf("its %s (%s) is on no mount of the container: it is the host's, or the kernel's, such as a POSIX message queue or memory of memfd_secret, which CRIU cannot dump; close it before a checkpoint", f.name, f.link)
 		}
 		if err := c.onMount(f, on); err != nil {
 			return err

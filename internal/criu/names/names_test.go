@@ -1,0 +1,73 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package names
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A file is found by any of its names, below directories alone: no symbolic link leads elsewhere.
+func TestFind(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	for _, name := range []string{filepath.Join(dir, "a/b/file"), filepath.Join(outside, "file")} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o700), os.WriteFile(name, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(outside, filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	wanted := func(names ...string) map[inode]bool {
+		all := make(map[inode]bool)
+		for _, name := range names {
+			var st unix.Stat_t
+			if err := unix.Stat(name, &st); err != nil {
+				t.Fatal(err)
+			}
+			all[inodeOf(&st)] = true
+		}
+		return all
+	}
+	found, err := find(t.Context(), os.Getpid(), dir, wanted(dir, filepath.Join(dir, "a/b"), filepath.Join(dir, "a/b/file"), filepath.Join(outside, "file")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]bool)
+	for _, name := range found {
+		names[name] = true
+	}
+	if len(names) != 3 || !names[dir] || !names[filepath.Join(dir, "a/b")] || !names[filepath.Join(dir, "a/b/file")] {
+		t.Errorf("found %v", names)
+	}
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := find(late, os.Getpid(), dir, wanted(filepath.Join(outside, "file"))); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+}
+
+// Of two open files that had one name nobody knows which a dump means: both are listed.
+func TestDeleted(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	for range 2 {
+		f, err := os.Create(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := deleted(func() ([]int, error) { return []int{os.Getpid()}, nil })
+	if err != nil || len(files[name]) != 2 {
+		t.Errorf("%d files, %v", len(files[name]), err)
+	}
+}
