@@ -29,9 +29,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
-	"github.com/gpuckpt/gpuckpt/internal/criu/names"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
-	"github.com/gpuckpt/gpuckpt/internal/criu/scheduling"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
@@ -51,7 +49,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/names"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/reaper"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/scheduling"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes

@@ -20,7 +20,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
-	"github.com/gpuckpt/gpuckpt/internal/criu/scheduling"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -32,6 +31,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/charged"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/scheduling"
 )
 
 // Start starts a container or an exec'd process, or restores a container that was created from a
