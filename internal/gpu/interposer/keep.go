@@ -42,7 +42,7 @@ type Keeper struct {
 //
 //	Save --> away --Open--> returned
 //
-// Away, it is nowhere else. All methods can be called on nil, and beside each other.
+// Away, it is nowhere else. All methods can be called beside each other, and InArea and Close on nil.
 type Kept struct {
 	all   []*kept
 	mover Mover
@@ -276,7 +276,7 @@ func (k *Kept) isCopied() bool {
 
 // release has the driver have none of a process's memory, and returns the bytes.
 func (k *Kept) release(ctx context.Context, c *Interposer) (uint64, error) {
-	m := k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.Interposer == c })]
+	m := k.of(c.PID)
 	now, err := m.ask(ctx, "release the GPU memory of", askRelease, 0, patience)
 	m.start = now.start
 	if err == nil && now.bytes != m.bytes {
@@ -406,17 +406,13 @@ func (k *Kept) bringBack(ctx context.Context) error {
 	return err
 }
 
-// Place returns where in a process the area of what it has kept is. It is valid while the process is parked.
-func (k *Kept) Place(pid int) (start uint64, ok bool) {
-	if k != nil {
-		for _, m := range k.all {
-			if m.PID == pid && m.bytes > 0 {
-				return m.start, true
-			}
-		}
-	}
-	return 0, false
+// of returns what a process has kept.
+func (k *Kept) of(pid int) *kept {
+	return k.all[slices.IndexFunc(k.all, func(m *kept) bool { return m.PID == pid })]
 }
+
+// Place returns where in a process the area of what it has kept is. It is valid while the process is parked.
+func (k *Kept) Place(pid int) (start uint64) { return k.of(pid).start }
 
 // InArea tells the processes that what is kept is in the files that they have mapped, where that is so: they do not
 // depend on this process then. It is to be called when the files are mapped, and when Wait has returned. The processes may
@@ -435,19 +431,14 @@ func (k *Kept) InArea() {
 // Want says that somebody waits for the copy, by Wait, and will call Close. What nobody wants when the programs run is
 // not copied any further.
 func (k *Kept) Want() {
-	if k != nil {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		k.wanted = true
-	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.wanted = true
 }
 
 // Wait waits until all memory is in the files, and returns the bytes. The programs may run meanwhile or not. On an error
 // files may be there in part, and the memory is as safe as before.
 func (k *Kept) Wait(ctx context.Context) (bytes uint64, err error) {
-	if k == nil {
-		return 0, nil
-	}
 	select {
 	case <-k.copied:
 	case <-ctx.Done():
@@ -460,14 +451,7 @@ func (k *Kept) Wait(ctx context.Context) (bytes uint64, err error) {
 }
 
 // Parts returns what the GPU has computed of what a process has kept, nil if it has not. Wait must have returned no error.
-func (k *Kept) Parts(pid int) cuda.Parts {
-	for _, m := range k.all {
-		if m.PID == pid {
-			return m.parts
-		}
-	}
-	return nil
-}
+func (k *Kept) Parts(pid int) cuda.Parts { return k.of(pid).parts }
 
 // Close ends the copy, if it is not done. The memory is as safe as before.
 func (k *Kept) Close() {

@@ -102,15 +102,18 @@ func (k kept) Save(ctx context.Context, job *Job, dir string, thaw, checkpoint f
 		return nil, err
 	}
 	m := &keeping{job: job}
-	m.begin(ctx, helper, k.parked, dir)
 	defer m.end()
+	var keeper *interposer.Keeper // nil: the interposers copy
+	if job.Next != Suspended && dir != "" && k.parked.CanKeep() {
+		keeper = m.begin(ctx, helper, dir)
+	}
 	job.Savers = k.parked.Savers()
 	var taken uint64
 	areas, err := k.DataPath.Save(ctx, job, dir, func() (err error) {
 		if err := thaw(); err != nil {
 			return err
 		}
-		taken, err = k.parked.Save(ctx, helper, time.Duration(job.Helpers.Node.LockTimeout), m.keeper())
+		taken, err = k.parked.Save(ctx, helper, time.Duration(job.Helpers.Node.LockTimeout), keeper)
 		return err
 	}, checkpoint)
 	if err == nil && k.parked.Kept() == nil && bytesOf(areas) < taken {
@@ -169,12 +172,10 @@ type keeping struct {
 	areas []Area
 }
 
-// begin begins to start a mover, if there is something that could be kept. It comes up beside the rest of the Save.
-func (k *keeping) begin(ctx context.Context, helper *cuda.Helper, parked *parked, dir string) {
+// begin begins to start a mover, which comes up beside the rest of the Save, and returns what the interposers keep
+// their memory by.
+func (k *keeping) begin(ctx context.Context, helper *cuda.Helper, dir string) *interposer.Keeper {
 	job := k.job
-	if job.Next == Suspended || dir == "" || !parked.CanKeep() {
-		return
-	}
 	if staging.OnMemory(dir) { // where imageFile looks for them
 		k.dir = dir
 	}
@@ -185,13 +186,6 @@ func (k *keeping) begin(ctx context.Context, helper *cuda.Helper, parked *parked
 		k.calm = err == nil && job.Next == GoesOn && cudahelper.RoomTwice(ctx, helper, use)
 		return m, err
 	})
-}
-
-// keeper returns what the interposers keep their memory by; nil if they are to copy it.
-func (k *keeping) keeper() *interposer.Keeper {
-	if k.mover == nil {
-		return nil
-	}
 	return &interposer.Keeper{
 		Mover: func(ctx context.Context) (interposer.Mover, error) {
 			m, err := k.mover.Take(ctx)
@@ -249,7 +243,7 @@ func (k *keeping) taken(what *interposer.Kept) []Area {
 	for i := range areas {
 		pid := k.job.Processes[areas[i].Process].PID.Host
 		areas[i].filling = &filling{what, pid}
-		areas[i].Start, _ = what.Place(pid)
+		areas[i].Start = what.Place(pid)
 	}
 	slices.SortFunc(areas, func(a, b Area) int { return a.Process - b.Process })
 	return areas

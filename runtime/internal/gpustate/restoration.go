@@ -165,15 +165,18 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if err := s.require("map GPU state", Loaded); err != nil {
 		return 0, err
 	}
-	err = r.find(ctx)
-	if err == nil && len(r.areas) > 0 {
-		_, err = s.tracers.started(ctx)
-	}
-	if err == nil && r.arriving { // what does not need the bytes is done
-		err = r.check.Wait()
-	}
-	if err != nil {
+	if err := r.find(ctx); err != nil {
 		return 0, err
+	}
+	if len(r.areas) > 0 {
+		if _, err := s.tracers.started(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if r.arriving { // what does not need the bytes is done
+		if err := r.check.Wait(); err != nil {
+			return 0, err
+		}
 	}
 	for _, p := range r.driven() {
 		if err := r.gate.Free(p.RestoreThread.Host); err != nil {
