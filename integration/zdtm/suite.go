@@ -126,6 +126,11 @@ type Outcome struct {
 // Passed reports whether the test was tried and passed.
 func (o *Outcome) Passed() bool { return o != nil && o.Failed == "" }
 
+// untried is the error of what CRIU would hang at.
+const untried = "not tried: CRIU hangs at a stopped process"
+
+func (o *Outcome) untried() bool { return o.Error == untried }
+
 // Result is one test's.
 type Result struct {
 	Test string `json:"test"`

@@ -243,7 +243,7 @@ func alone(t *testing.T, test Test, privileged bool) error {
 // there takes a test there and back.
 func there(t *testing.T, test Test, runtime, way string, privileged bool) *Outcome {
 	if runtime == harness.RuncRuntime && strings.Contains(hangs, " "+test.Name+" ") {
-		return &Outcome{Failed: "checkpoint", Error: "not tried: CRIU hangs at a stopped process"}
+		return &Outcome{Failed: "checkpoint", Error: untried}
 	}
 	r := newRun(t, test, runtime, way, privileged)
 	defer r.end(t)
@@ -282,9 +282,9 @@ func timed(seconds *float64, do func() error) error {
 	return err
 }
 
-// short is an error's text in results.
+// short is the end of an error's text, for results, without the instance's directory.
 func short(err error) string {
-	text := []rune(strings.TrimSpace(err.Error()))
+	text := []rune(strings.ReplaceAll(strings.TrimSpace(err.Error()), shared.Dir(), ""))
 	return string(text[max(0, len(text)-600):])
 }
 
