@@ -95,7 +95,7 @@ quick: ## Build and vet all modules, lint the product, and run the tests that ne
 
 .PHONY: test
 test: setup setup-kubernetes build-faults agent testbeds ## Run all tests (needs root).
-	@hack/setup imagetools skopeo cosign pyzmq gotestsum
+	@hack/setup imagetools skopeo cosign pyzmq gotestsum zdtm
 	$(TEST_ENV) hack/test
 
 # Every fault at every step (integration/faults); `make test` tries a sample. What was tried is noted
@@ -144,6 +144,15 @@ test-docker: setup build testbeds ## Run the tests with a dockerd (needs root): 
 .PHONY: test-pairings
 test-pairings: setup build testbeds ## Move GPU memory every way there and back, of which make test has a third (needs root; minutes).
 	$(TEST_ENV) GPUCKPT_TEST_PAIRINGS=all go -C integration test -count=1 -v -timeout 60m ./registry -run TestPairings
+
+# Part of `make test`, which tries a sample, by this shim alone. TESTS="fd01 socket-tcp" runs these. Results
+# go to ZDTM, and a run goes on where the last one was cut off. docs/change-it.md says how to publish them.
+ZDTM  ?= $(OUT)/zdtm.jsonl
+TESTS ?= all
+.PHONY: test-zdtm
+test-zdtm: setup build testbeds ## Run CRIU's own suite by runc's shim and by this one (needs root; an hour).
+	@hack/setup zdtm
+	$(TEST_ENV) GPUCKPT_TEST_ZDTM="$(TESTS)" GPUCKPT_TEST_ZDTM_LOG="$(abspath $(ZDTM))" go -C integration test -count=1 -timeout 6h ./zdtm
 
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all
@@ -213,6 +222,10 @@ compatibility: ## Write docs/compatibility.md out of docs/results.
 .PHONY: faults-page
 faults-page: ## Write docs/faults.md out of the table of faults.
 	go -C integration run ./faults/page
+
+.PHONY: zdtm-page
+zdtm-page: ## Write docs/zdtm.md out of the last results of CRIU's suite.
+	go -C integration run ./zdtm/page
 
 .PHONY: bench-build
 bench-build: setup build testbeds

@@ -64,40 +64,53 @@ func refusedEachWay(t *testing.T, k *harness.Container, goesOn func(), words ...
 	}
 }
 
-// A server in a chroot goes there and back, beside a program without CUDA and one with.
-func TestChroot(t *testing.T) {
-	for workload, spec := range map[string]harness.RunSpec{"twice": {Ports: 2}, "forked": {GPUs: []int{0}, Ports: 2}} {
-		t.Run(workload, func(t *testing.T) {
-			results.Add(t)
-			k := shared.Work(t, spec, workload, "--apart", "chroot")
-			count := 100
-			eachWay(t, k, func(t *testing.T, k *harness.Container) {
-				t.Helper()
-				count++
-				for i := range 2 {
-					k.Process(i).Expect(t, "count", strconv.Itoa(count))
+// A server in a chroot, or in a mount namespace of its own with its program on the container's mounts, goes there and
+// back, beside a program without CUDA and one with.
+func TestApart(t *testing.T) {
+	for apart, want := range map[string]string{"chroot": "/srv/jail", "mounts": "/"} {
+		for workload, spec := range map[string]harness.RunSpec{"twice": {Ports: 2}, "forked": {GPUs: []int{0}, Ports: 2}} {
+			t.Run(apart+"/"+workload, func(t *testing.T) {
+				results.Add(t)
+				if apart == "mounts" {
+					spec.CtrFlags = []string{"--privileged"}
 				}
-				if root, err := os.Readlink(fmt.Sprintf("/proc/%d/root", childOf(k.MustPid(t), "gpuwork"))); err != nil || root != "/srv/jail" {
-					t.Errorf("its root is %s, %v", root, err)
-				}
+				k := shared.Work(t, spec, workload, "--apart", apart)
+				count := 100
+				eachWay(t, k, func(t *testing.T, k *harness.Container) {
+					t.Helper()
+					count++
+					for i := range 2 {
+						k.Process(i).Expect(t, "count", strconv.Itoa(count))
+					}
+					link := func(pid int, name string) string {
+						to, err := os.Readlink(fmt.Sprintf("/proc/%d/%s", pid, name))
+						if err != nil {
+							t.Error(err)
+						}
+						return to
+					}
+					first := k.MustPid(t)
+					child := childOf(first, "gpuwork")
+					if root := link(child, "root"); root != want {
+						t.Errorf("its root is %s", root)
+					}
+					if own := link(child, "ns/mnt") != link(first, "ns/mnt"); own != (apart == "mounts") {
+						t.Errorf("it has a mount namespace of its own: %v", own)
+					}
+				})
 			})
-		})
+		}
 	}
 }
 
 // What a restore would refuse is refused before the container ends, whoever asks for the checkpoint: here what is found
 // in the processes alone, and what is found in the images.
 func TestInspectedBeforeItEnds(t *testing.T) {
-	privileged := harness.RunSpec{Ports: 2, CtrFlags: []string{"--privileged"}}
-	withGPU := privileged
-	withGPU.GPUs = []int{0}
 	for _, test := range []struct {
 		name, workload, apart, words string
 		spec                         harness.RunSpec
 	}{
 		{"first process in a chroot", "plain", "chroot", "is in a chroot (/srv/jail)", harness.RunSpec{}},
-		{"mounts of its own", "twice", "mounts", "on no mount of its own mount namespace", privileged},
-		{"mounts of its own beside a GPU", "forked", "mounts", "on no mount of its own mount namespace", withGPU},
 		{"packet socket", "twice", "packet", "PACKETSK is not what a restore needs", harness.RunSpec{Ports: 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

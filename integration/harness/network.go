@@ -4,6 +4,7 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -93,6 +94,30 @@ func ownDirectory(dir string, covered map[string]bool) error {
 		covered[there] = true
 	}
 	return os.MkdirAll(dir, 0o755)
+}
+
+// NewNetwork makes a network namespace with a loopback interface and mounts it at a path, as a pod's
+// is. It is gone with the mount and with the last process in it. On error there is no file.
+func NewNetwork(path string) error {
+	if err := os.WriteFile(path, nil, 0o400); err != nil {
+		return fmt.Errorf("make a network namespace: %w", err)
+	}
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread, which is in that namespace, ends with the goroutine
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			err = loopbackUp()
+		}
+		if err == nil {
+			err = unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
+		}
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		return errors.Join(fmt.Errorf("make a network namespace: %w", err), os.Remove(path))
+	}
+	return nil
 }
 
 // loopbackUp brings the loopback interface up, as it is on any machine.

@@ -376,7 +376,7 @@ func ghost(g *ghostfile.GhostFileEntry) error {
 	switch mode := g.GetMode(); mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		if mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
-			return fmt.Errorf("it is setuid or setgid (mode %#o)", mode)
+			return fmt.Errorf("it was removed while it is open, and is setuid or setgid (mode %#o): close it", mode)
 		}
 	case unix.S_IFDIR, unix.S_IFIFO, unix.S_IFSOCK:
 	default:

@@ -13,17 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// places refuses a root, working directory, program, open or mapped file that does not lie on a
-// mount of the process's mount namespace. Every file that a process opens by itself does.
+// places refuses a root, working directory, program, open or mapped file that lies on no mount of the
+// container's: of its first process's mount namespace, or of one that another process has made. Such a
+// process has its program, and may have files, from the namespace that it was in before.
 func (c *checker) places(p *process) error {
-	mounts, err := c.table(p)
-	if err != nil {
-		return err
-	}
-	own := make(map[uint64]mount)
-	for _, m := range mounts {
-		own[m.id] = m
-	}
 	for _, f := range slices.Concat([]file{p.root, p.cwd, p.exe}, p.mapped, p.files) {
 		if !f.named() {
 			if err := c.nameless(f); err != nil {
@@ -31,16 +24,13 @@ func (c *checker) places(p *process) error {
 			}
 			continue
 		}
-		on, ok := own[f.mount]
+		on, ok := c.points[f.mount]
 		if !ok {
 			if c.host.internal[f.mount] || strings.HasPrefix(f.link, "/[aio]") {
 				continue // shared memory without a file
 			}
 			if f.emptyStdio() {
 				continue
-			}
-			if p.namespaces["mnt"] != c.first.namespaces["mnt"] {
-				return fmt.Errorf("its %s (%s) is on no mount of its own mount namespace, which is not the container's", f.name, f.link)
 			}
 			return fmt.Errorf("its %s (%s) is on no mount of the container: it is the host's, or the kernel's, such as a POSIX message queue or memory of memfd_secret, which CRIU cannot dump; close it before a checkpoint", f.name, f.link)
 		}

@@ -21,6 +21,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/pkg/cap"
@@ -50,13 +51,18 @@ type Container struct {
 // it has.
 func Check(of Container, system System) error {
 	of.Spec, _ = bundle.AtPlaces(of.Spec, of.Rootfs)
-	c := checker{Container: of, System: system, allowance: allowanceOf(of.Spec), tables: make(map[string][]mount)}
+	c := checker{Container: of, System: system, allowance: allowanceOf(of.Spec), tables: make(map[string][]mount), points: make(map[uint64]mount)}
 	if of.CRIU != 0 {
 		c.restored = "restored "
 	}
 	var err error
 	if c.host, err = system.readHost(of.CRIU); err != nil {
 		return fmt.Errorf("inspect the %sprocesses: %w", c.restored, err)
+	}
+	for _, pid := range of.PIDs {
+		if err := c.readTable(pid); err != nil {
+			return fmt.Errorf("inspect %sprocess %d: %w", c.restored, pid, err)
+		}
 	}
 	for i, pid := range of.PIDs {
 		p, err := system.read(pid)
@@ -92,21 +98,33 @@ type checker struct {
 	host     *hostView
 	first    *process
 	tables   map[string][]mount // by mount namespace
+	points   map[uint64]mount   // all of them, by their ids
 	restored string             // what they are, in errors
 }
 
-// table returns the mounts of a process's mount namespace.
-func (c *checker) table(p *process) ([]mount, error) {
-	namespace := p.namespaces["mnt"]
-	if known, ok := c.tables[namespace]; ok {
-		return known, nil
-	}
-	text, err := c.System.Mounts(p.pid)
+// readTable reads the mounts of a process's mount namespace, once.
+func (c *checker) readTable(pid int) error {
+	namespaces, err := c.readNamespaces(strconv.Itoa(pid))
 	if err != nil {
-		return nil, fmt.Errorf("read its mounts: %w", err)
+		return err
 	}
-	c.tables[namespace], err = parseMounts(bytes.NewReader(text))
-	return c.tables[namespace], err
+	namespace := namespaces["mnt"]
+	if _, known := c.tables[namespace]; known || namespace == "" { // it has none any more, if it has ended
+		return nil
+	}
+	text, err := c.System.Mounts(pid)
+	if err != nil {
+		return fmt.Errorf("read its mounts: %w", err)
+	}
+	table, err := parseMounts(bytes.NewReader(text))
+	if err != nil {
+		return err
+	}
+	c.tables[namespace] = table
+	for _, m := range table {
+		c.points[m.id] = m
+	}
+	return nil
 }
 
 // allowance is what a spec grants. Sets of capabilities have a bit each.

@@ -266,12 +266,18 @@ func TestCheck(t *testing.T) {
 			f.file("101/root", "/srv/jail", rootMount)
 			f.write("101/mountinfo", "")
 		}, ""},
-		{"root of another mount namespace", func(f *fake, s *specs.Spec) {
+		{"root of the mount namespace before", func(f *fake, s *specs.Spec) {
 			f.link("101/ns/mnt", "mnt:[4712]")
 			f.write("101/mountinfo", "")
 			s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
 			s.Process.NoNewPrivileges = false
-		}, "its root (/) is on no mount of its own mount namespace"},
+		}, ""},
+		{"program of no mount namespace of the container's", func(f *fake, s *specs.Spec) {
+			f.link("101/ns/mnt", "mnt:[4712]")
+			f.file("101/exe", "/usr/sbin/criu", 1)
+			s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+			s.Process.NoNewPrivileges = false
+		}, "its exe (/usr/sbin/criu) is on no mount of the container"},
 		{"working directory", func(f *fake, _ *specs.Spec) { f.file("101/cwd", "/", 1) }, "its cwd"},
 		{"program", func(f *fake, _ *specs.Spec) { f.file("101/exe", "/usr/sbin/criu", 1) }, "its exe (/usr/sbin/criu)"},
 		{"open file", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/etc/shadow", 1) }, "its file 3 (/etc/shadow) is on no mount"},
@@ -432,20 +438,20 @@ func TestKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := checker{Container: Container{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p, tables: make(map[string][]mount)}
+	c := checker{Container: Container{Spec: &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{}}}, System: s, host: host, first: p, tables: make(map[string][]mount), points: make(map[uint64]mount)}
 	c.allowance = allowanceOf(c.Spec)
 	for _, f := range append(p.mapped, p.exe, p.cwd, p.root) {
 		if f.mount == 0 {
 			t.Errorf("%s has no mount", f.link)
 		}
 	}
+	if err := c.readTable(p.pid); err != nil {
+		t.Error(err)
+	}
 	if err := c.places(p); err != nil {
 		t.Error(err)
 	}
-	mounts, err := c.table(p)
-	if err != nil {
-		t.Error(err)
-	}
+	mounts := c.tables[p.namespaces["mnt"]]
 	if len(p.threads) == 0 || len(mounts) == 0 || len(p.limits) < 16 || len(p.namespaces) < 6 || len(p.mapped) == 0 {
 		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(mounts), len(p.limits), len(p.namespaces), len(p.mapped))
 	}

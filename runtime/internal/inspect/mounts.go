@@ -22,10 +22,7 @@ var pseudo = []string{"proc", "sysfs", "cgroup", "cgroup2", "devtmpfs", "devpts"
 // mounts compares the mounts of the container's first process with the spec's. With CAP_SYS_ADMIN a
 // container could have mounted what it likes, but nothing of the host's.
 func (c *checker) mounts() error {
-	mounts, err := c.table(c.first)
-	if err != nil {
-		return err
-	}
+	mounts := c.tables[c.first.namespaces["mnt"]]
 	granted := make(map[string]bool) // file systems, by device
 	for _, s := range c.spec.Mounts {
 		if at, found := c.host.locate(c.System, s.Source); found && isBind(s) {

@@ -1,0 +1,128 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package zdtm
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Page returns docs/zdtm.md; from is the directory in docs/results that has the results.
+func Page(results map[string]Result, from string) string {
+	tests := slices.Sorted(maps.Keys(results))
+	compared := slices.DeleteFunc(slices.Clone(tests), func(test string) bool { return results[test].Skipped != "" })
+	var b strings.Builder
+	fmt.Fprintf(&b, `# CRIU's own suite
+
+`+"`make test-zdtm`"+` makes this page. It builds the static tests of the CRIU release that gpuckpt ships,
+and runs each in a container with a network of its own: by runc's shim, with the options that the
+suite gives CRIU, and by gpuckpt's shim, with none. "In place" is a checkpoint into a directory that
+ends the container, and a restore in the same container. "Image" is a checkpoint image by ctr, and a
+restore as a new container. A test passes if its program says so after the restore.
+
+A test that passes with runc's shim passes here, or is an [exception](#exceptions), or
+`+"`make test-zdtm`"+` fails. `+"`make test`"+` runs a sample. The results are in
+[%[1]s](results/README.md#%[1]s).
+
+`, from)
+	outcomes := func(test, way string) (runc, ours *Outcome) { return results[test].Runc[way], results[test].Ours[way] }
+	fmt.Fprintf(&b, "| of %d tests | way | runc's shim | gpuckpt | ratio |\n|---|---|---|---|---|\n", len(compared))
+	for _, way := range Ways {
+		var runcs, both, all int
+		for _, test := range compared {
+			runc, ours := outcomes(test, way)
+			if runc.Passed() {
+				runcs++
+			}
+			if ours.Passed() {
+				all++
+			}
+			if runc.Passed() && ours.Passed() {
+				both++
+			}
+		}
+		fmt.Fprintf(&b, "| pass | %s | %d | %d, of them %d of runc's %[2]d | |\n", way, runcs, all, both)
+	}
+	for _, m := range []struct {
+		what, unit string
+		of         func(*Outcome) float64
+	}{
+		{"median checkpoint", "%.2f s", func(o *Outcome) float64 { return o.Checkpoint }},
+		{"median restore", "%.2f s", func(o *Outcome) float64 { return o.Restore }},
+		{"median size", "%.0f KiB", func(o *Outcome) float64 { return float64(o.Size) / 1024 }},
+	} {
+		for _, way := range Ways {
+			var runcs, all, ratios []float64
+			for _, test := range compared {
+				if runc, ours := outcomes(test, way); runc.Passed() && ours.Passed() {
+					runcs, all = append(runcs, m.of(runc)), append(all, m.of(ours))
+					ratios = append(ratios, m.of(ours)/m.of(runc))
+				}
+			}
+			fmt.Fprintf(&b, "| %s | %s | "+m.unit+" | "+m.unit+" | %.2f |\n", m.what, way, median(runcs), median(all), median(ratios))
+		}
+	}
+	b.WriteString("\nThe ratio is the median of the tests' ratios. Times are of one machine: compare the shims.\n\n## Exceptions\n\n" +
+		"runc's shim restores these. gpuckpt refuses their checkpoint, and they run on, or\nthey come back different.\n\n| test | error | why |\n|---|---|---|\n")
+	for _, e := range Exceptions {
+		says := e.Says
+		if e.Differs {
+			says = "none; the test says " + says
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(strings.Fields(e.Tests), ", "), says, e.Why)
+	}
+	b.WriteString("\n## Restored by one of both\n\n")
+	named := func(what string, belongs func(runc, ours *Outcome) bool) {
+		var names []string
+		for _, test := range compared {
+			if slices.ContainsFunc(Ways, func(way string) bool { return belongs(outcomes(test, way)) }) {
+				names = append(names, test)
+			}
+		}
+		b.WriteString(wrap(what, names))
+	}
+	named("By gpuckpt alone, on at least one way", func(runc, ours *Outcome) bool { return ours.Passed() && !runc.Passed() && !runc.untried() })
+	named("By neither, on at least one way", func(runc, ours *Outcome) bool { return !ours.Passed() && !runc.Passed() })
+	named("By gpuckpt, and not tried with runc's shim, where CRIU hangs at a stopped process", func(runc, ours *Outcome) bool { return ours.Passed() && runc.untried() })
+	b.WriteString("## Not compared\n\n")
+	reasons := make(map[string][]string)
+	for _, test := range tests {
+		if why, _, _ := strings.Cut(results[test].Skipped, ":"); why != "" {
+			reasons[why] = append(reasons[why], test)
+		}
+	}
+	for _, why := range slices.Sorted(maps.Keys(reasons)) {
+		b.WriteString(wrap(strings.ToUpper(why[:1])+why[1:], reasons[why]))
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// median is the middle value, or the upper of two.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// wrap makes a paragraph of at most 100 columns.
+func wrap(what string, names []string) string {
+	var b strings.Builder
+	line := fmt.Sprintf("%s (%d):", what, len(names))
+	for i, name := range names {
+		if i < len(names)-1 {
+			name += ","
+		}
+		if len(line)+1+len(name) > 100 {
+			b.WriteString(line + "\n")
+			line = name
+		} else {
+			line += " " + name
+		}
+	}
+	return b.String() + line + "\n\n"
+}
