@@ -183,7 +183,6 @@ func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
 type buildFlags struct {
 	compression string
 	level       int
-	threads     int
 	layer       string
 	previous    string
 }
@@ -193,7 +192,6 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	f := c.Flags()
 	f.StringVar(&b.compression, "compression", string(oci.Zstd), "compression of the layers: zstd, gzip or none")
 	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
-	f.IntVar(&b.threads, "threads", 0, "layers made at once (0: one for each processor)")
 	f.StringVar(&b.layer, "layer-size", "", "size of the pieces that GPU state is cut into, a layer each: a power of two, 64MiB or more (default: as --previous was cut, else by the state's size)")
 	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
 	_ = c.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{string(oci.Zstd), string(oci.Gzip), string(oci.None)}, cobra.ShellCompDirectiveNoFileComp))
@@ -202,7 +200,7 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 
 // options returns the flags, checked, as the package oci takes them.
 func (b *buildFlags) options() (o oci.Options, err error) {
-	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Threads: b.threads}
+	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level}
 	if b.layer != "" {
 		n, err := units.RAMInBytes(b.layer)
 		if err != nil || n <= 0 {

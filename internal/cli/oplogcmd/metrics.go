@@ -26,7 +26,7 @@ import (
 
 // Metrics is "gpuckpt metrics".
 func Metrics() *cobra.Command {
-	var listen, logs, state string
+	var listen, state string
 	c := &cobra.Command{
 		Use:   "metrics",
 		Short: "Print or serve metrics of this node's checkpoints for Prometheus",
@@ -39,21 +39,18 @@ command prints what the log of operations has and ends; with it, it counts from 
   gpuckpt metrics > /var/lib/node_exporter/gpuckpt.prom`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if logs == "" {
-				node, err := config.Load()
-				if err != nil {
-					return err
-				}
-				logs = node.LogDir
+			node, err := config.Load()
+			if err != nil {
+				return err
 			}
 			numbers, registry := metrics.New(state), prometheus.NewRegistry()
 			if err := registry.Register(numbers); err != nil {
 				return err
 			}
 			if listen != "" {
-				return serveMetrics(cmd.Context(), listen, logs, numbers, registry)
+				return serveMetrics(cmd.Context(), listen, node.LogDir, numbers, registry)
 			}
-			entries, err := oplog.Read(logs)
+			entries, err := oplog.Read(node.LogDir)
 			if err != nil {
 				return err
 			}
@@ -68,9 +65,7 @@ command prints what the log of operations has and ends; with it, it counts from 
 		},
 	}
 	c.Flags().StringVar(&listen, "listen", "", "serve /metrics at this address, such as :9402")
-	c.Flags().StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
 	c.Flags().StringVar(&state, "state", defaults.DefaultStateDir, "containerd's directory of state")
-	_ = c.MarkFlagDirname("log-dir")
 	_ = c.MarkFlagDirname("state")
 	return c
 }

@@ -6,11 +6,15 @@ package oplogcmd
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
@@ -28,12 +32,17 @@ func TestOTLP(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	file := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "log_dir = %q\n", dir), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(config.Env, file)
 	ask := func() string {
 		t.Helper()
 		var out bytes.Buffer
 		c := Report()
 		c.SetOut(&out)
-		c.SetArgs([]string{"--otlp", "--log-dir", dir})
+		c.SetArgs([]string{"--otlp"})
 		if err := c.Execute(); err != nil {
 			t.Fatal(err)
 		}

@@ -24,7 +24,7 @@ import (
 // Report is "gpuckpt report".
 func Report() *cobra.Command {
 	var asJSON, asOTLP bool
-	var picture, logs string
+	var picture string
 	var last int
 	c := &cobra.Command{
 		Use:   "report [CONTAINER]",
@@ -39,14 +39,11 @@ steps of each on an axis of time. --otlp prints them as spans for an OpenTelemet
 			if last < 1 {
 				return fmt.Errorf("--last %d: at least one", last)
 			}
-			if logs == "" {
-				node, err := config.Load()
-				if err != nil {
-					return err
-				}
-				logs = node.LogDir
+			node, err := config.Load()
+			if err != nil {
+				return err
 			}
-			found, err := oplog.Read(logs)
+			found, err := oplog.Read(node.LogDir)
 			if err != nil {
 				return err
 			}
@@ -67,7 +64,7 @@ steps of each on an axis of time. --otlp prints them as spans for an OpenTelemet
 				return err
 			}
 			if len(found) == 0 {
-				return fmt.Errorf("the log of operations in %s has no such operation", logs)
+				return fmt.Errorf("the log of operations in %s has no such operation", node.LogDir)
 			}
 			var charts []timeline.Chart
 			for _, e := range found {
@@ -83,12 +80,10 @@ steps of each on an axis of time. --otlp prints them as spans for an OpenTelemet
 	f := c.Flags()
 	f.StringVar(&picture, "svg", "", "draw them into this file")
 	f.IntVar(&last, "last", 20, "how many, the last ones")
-	f.StringVar(&logs, "log-dir", "", "directory of the log of operations (default: log_dir of the configuration)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	f.BoolVar(&asOTLP, "otlp", false, "print spans, as a line of OTLP's JSON")
 	c.MarkFlagsMutuallyExclusive("json", "otlp", "svg")
 	_ = c.MarkFlagFilename("svg", "svg")
-	_ = c.MarkFlagDirname("log-dir")
 	return c
 }
 
