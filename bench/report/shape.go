@@ -11,7 +11,7 @@ import (
 const (
 	// Ours is this project's shim, asked by the task API.
 	Ours = "ours"
-	// Steered is ours with [staging] copy_threads = 0: the driver copies by itself.
+	// Steered is ours with [debug] copy_threads = 0: the driver copies by itself.
 	Steered = "steered"
 	// ByCRIU is ours with [staging] memory = 0: CRIU moves the host memory by itself.
 	ByCRIU = "bycriu"
