@@ -19,11 +19,9 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
-	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -355,12 +353,6 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 // does not end the container: that comes when the checkpoint is complete on disk. Until then there is
 // a way back.
 func (k *checkpointing) dumpStaying(ctx context.Context) error {
-	stay := proto.Clone(k.opts).(*options.CheckpointOptions)
-	stay.Exit = false
-	encoded, err := typeurl.MarshalAnyToProto(stay)
-	if err != nil {
-		return fmt.Errorf("encode checkpoint options: %w", err)
-	}
 	if k.c.pid > 0 {
 		file, err := bundle.Read(k.c.bundle)
 		if err == nil {
@@ -370,7 +362,7 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 			return fmt.Errorf("its own restore would refuse it: %w", err)
 		}
 	}
-	if err := k.s.dump(ctx, k.c, &taskAPI.CheckpointTaskRequest{ID: k.c.id, Path: k.images.Path, Options: encoded}, k.read, k.memory); err != nil {
+	if err := k.s.dump(ctx, k.c, k.images.Path, k.opts, k.read, k.memory); err != nil {
 		return err
 	}
 	view, err := k.read()
@@ -476,7 +468,7 @@ func endLost(ctx context.Context, s *Service, c *container, err error) error {
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
 // code of its own in the processes then, and would go on without runc.
-func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest, read config.Source, memory *pages.Dump) error {
+func (s *Service) dump(ctx context.Context, c *container, images string, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump) error {
 	view, err := read()
 	if err != nil {
 		return err
@@ -484,13 +476,13 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	if _, err := c.writeSettings(ctx, view); err != nil {
 		return err
 	}
-	programs, err := tmpfs.Install(c.bundle, r.Path)
+	programs, err := tmpfs.Install(c.bundle, images)
 	if err != nil {
 		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err = dumpLog.Remove(); err == nil {
-		err = imagedir.BeginDump(r.Path)
+		err = imagedir.BeginDump(images)
 	}
 	if err != nil {
 		return err
@@ -508,11 +500,11 @@ func (s *Service) dump(ctx context.Context, c *container, r *taskAPI.CheckpointT
 	}
 	memory.Begin()
 	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
-	_, err = s.TTRPCTaskService.Checkpoint(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), r)
-	if err = watch.Stop(errgrpc.ToNative(err)); err != nil {
+	err = s.runcDump(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), c, images, opts)
+	if err = watch.Stop(err); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
 	}
-	return cmp.Or(locks.Complete(criu.Open(r.Path).Set), memory.Complete(), scheduling.Save(r.Path, c.pids))
+	return cmp.Or(locks.Complete(criu.Open(images).Set), memory.Complete(), scheduling.Save(images, c.pids))
 }
 
 // locks returns the locks of the container's processes. It refuses one that a dump would lose.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/containerd/go-runc"
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
@@ -35,6 +36,8 @@ type container struct {
 	config config.Source
 	// runcState is where runc keeps the container's state.
 	runcState string
+	// runc is as runc's service has it, for what the service cannot do beside others.
+	runc *runc.Runc
 	// devices is what the container may use.
 	devices devnode.Access
 	// request is what the container's spec grants: the client's, before mounts

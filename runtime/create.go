@@ -15,6 +15,7 @@ import (
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
@@ -103,6 +104,7 @@ func (k *creating) readOptions(ctx context.Context) (err error) {
 	c.toolkit = strings.HasPrefix(filepath.Base(opts.BinaryName), "nvidia-container-runtime")
 	c.workDir = cmp.Or(opts.CriuWorkPath, filepath.Join(c.bundle, "work"))
 	c.runcState = host.RuncState(opts.Root, c.namespace, c.id)
+	c.runc = process.NewRunc(opts.Root, k.r.Bundle, c.namespace, opts.BinaryName, opts.SystemdCgroup)
 	c.devices.State = filepath.Join(c.runcState, "state.json")
 	if k.r.Checkpoint == "" {
 		return nil

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -145,6 +146,59 @@ func killInDump(t *testing.T, k *harness.Container, find func(shim, criu int) in
 			return 0
 		})
 	}
+	return err
+}
+
+// A container whose dump does not end tells its state and can be killed and removed meanwhile.
+func TestAnswersInDump(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+	k.Expect(t, "verify", "bad=0")
+	pid, began := k.MustPid(t), make(chan time.Time, 1)
+	answers := func(what string, do func() error) {
+		at := time.Now()
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if took := time.Since(at); took > 5*time.Second {
+			t.Errorf("%s took %v", what, took)
+		}
+	}
+	var err error
+	for range tries {
+		err = stopWhile(t, func() error { return checkpointTask(t, shared, k, t.TempDir()) }, func() int {
+			criu := tracerOf(pid)
+			if !strings.HasPrefix(commandLine(criu), "criu") {
+				return 0
+			}
+			if err := unix.Kill(criu, unix.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+			began <- time.Now()
+			answers("its state", func() error {
+				_, err := k.Status(t.Context())
+				return err
+			})
+			answers("the kill", func() error { return killTask(t, k) })
+			return criu
+		})
+		if len(began) > 0 {
+			break
+		}
+	}
+	if len(began) == 0 {
+		t.Fatal("no dump was long enough to stop CRIU in it")
+	}
+	if err == nil {
+		t.Error("there is a checkpoint of a program that was killed in its dump")
+	}
+	t.Logf("the checkpoint ended %v after CRIU was stopped: %v", time.Since(<-began), err)
+	nothingRuns(t, shared, k)
+	ctr(t, shared, "tasks", "delete", k.ID)
+}
+
+func killTask(t *testing.T, k *harness.Container) error {
+	_, err := shared.Client().TaskService().Kill(t.Context(), &tasks.KillRequest{ContainerID: k.ID, Signal: uint32(unix.SIGKILL)})
 	return err
 }
 

@@ -24,10 +24,26 @@ type Log struct {
 	Settings string
 }
 
-// DumpLog returns the log of a dump of the container in a bundle, where runc's shim
-// copies it after a failure. id names the container among all of the node.
+// dumpLog is the log of a dump that failed, in the container's bundle.
+const dumpLog = "criu-dump.log"
+
+// KeepDumpLog keeps the log of a dump that failed, whose directory goes. Without, there is no DumpLog.
+func KeepDumpLog(bundle, work string) {
+	log, err := os.Open(filepath.Join(work, "dump.log"))
+	if err != nil {
+		return
+	}
+	defer log.Close()
+	if to, err := os.OpenFile(filepath.Join(bundle, dumpLog), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600); err == nil {
+		_, _ = io.Copy(to, tail(log))
+		_ = to.Close()
+	}
+}
+
+// DumpLog returns the log of a dump of the container in a bundle. id names the container among all of
+// the node.
 func DumpLog(bundle, dir, id string) Log {
-	return Log{filepath.Join(bundle, "criu-dump.log"), filepath.Join(dir, id+"-dump.log"), filepath.Join(bundle, SettingsName)}
+	return Log{filepath.Join(bundle, dumpLog), filepath.Join(dir, id+"-dump.log"), filepath.Join(bundle, SettingsName)}
 }
 
 // RestoreLog returns the log of a restore of the container in a bundle. workDir is
