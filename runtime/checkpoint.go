@@ -44,7 +44,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/names"
@@ -113,7 +112,7 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	defer func() { end(ctx, c, stuck) }()
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
-		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
+		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, turn: turn, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
 		if gpu {
 			k.q.Journal = &c.journal
 			err, stuck = k.run(ctx), k.q.Stuck
@@ -138,6 +137,8 @@ type checkpointing struct {
 	images imagedir.Dir
 	opts   *options.CheckpointOptions
 	next   gpustate.Next
+	turn   *quota.Memory
+	beside bool // the way back goes beside the last steps
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
@@ -161,7 +162,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	}
 	defer func() { err = sequence.Join(err, thaw()) }()
 	if k.c.pid > 0 {
-		if err := burden.Refuse(k.c.pid, k.c.pids, k.images.Path); err != nil {
+		if err := k.refuseBurden(); err != nil {
 			return sequence.Join(err, k.images.Leave(ctx))
 		}
 	}
@@ -216,7 +217,7 @@ func (k *checkpointing) freeze() (thaw func() error, err error) {
 // the container waits for CRIU, not for the disk; and who waits for the files, whose metadata comes last, does not
 // wait for the driver.
 func (k *checkpointing) run(ctx context.Context) (err error) {
-	if k.told, err = hooks.Read(k.c.annotations); err != nil {
+	if k.told, err = readHooks(k.c, k.read); err != nil {
 		return err
 	}
 	defer func() {
@@ -254,6 +255,10 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 	case k.opts.Exit:
 		err = k.q.Run(ctx, append(finish, sequence.Step{Name: "stop", Do: k.stop})...)
 	default:
+		k.beside = true
+		if k.told.AfterCheckpoint != nil {
+			finish = k.endTurn(finish)
+		}
 		stuck, err = k.q.RunBeside(ctx, finish...)
 	}
 	switch {
@@ -302,7 +307,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := denied.Refuse(k.c.pids); err != nil {
 		return err
 	}
-	if err := burden.Refuse(k.c.pid, k.c.pids, k.images.Path); err != nil {
+	if err := k.refuseBurden(); err != nil {
 		return err
 	}
 	if _, err := k.c.locks(); err != nil {
@@ -315,6 +320,15 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	return capable()
+}
+
+// refuseBurden refuses a container whose checkpoint would cost the node too much.
+func (k *checkpointing) refuseBurden() error {
+	view, err := k.read()
+	if err != nil {
+		return err
+	}
+	return burden.Refuse(k.c.pid, k.c.pids, k.images.Path, view.ForkLimit)
 }
 
 // save saves the GPU state. The pages that dump fills are made meanwhile.

@@ -5,9 +5,11 @@ package runtime
 
 import (
 	"context"
+	"time"
 
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 )
@@ -15,6 +17,53 @@ import (
 // program returns the container's program, which its hooks tell of checkpoints and restores.
 func program(s *Service, c *container) hooks.Program {
 	return hooks.Container{Task: s.TTRPCTaskService, ID: c.id, Bundle: c.bundle}
+}
+
+// readHooks reads the hooks of a container, which take as long as the node lets them.
+func readHooks(c *container, read config.Source) (hooks.Hooks, error) {
+	view, err := read()
+	if err != nil {
+		return hooks.Hooks{}, err
+	}
+	return hooks.Read(c.annotations, time.Duration(view.HookTimeout))
+}
+
+// tellBefore is that of pausing, outside of the node's turn: a hook may take minutes.
+func (k *checkpointing) tellBefore(ctx context.Context) (uint64, error) {
+	if k.told.BeforeCheckpoint == nil {
+		return 0, nil
+	}
+	k.turn.Give()
+	_, err := k.pausing.tellBefore(ctx)
+	if err == nil {
+		if err = k.turn.Take(ctx); err != nil {
+			err = sequence.Join(err, k.tellAfter(context.WithoutCancel(ctx)))
+		}
+	}
+	return 0, err
+}
+
+// tellAfter is that of pausing, outside of the node's turn. Beside it files may be written still, which
+// end the turn then.
+func (k *checkpointing) tellAfter(ctx context.Context) error {
+	if k.told.AfterCheckpoint != nil && !k.beside {
+		k.turn.Give()
+	}
+	return k.pausing.tellAfter(ctx)
+}
+
+// endTurn has the last of the steps, or the first that fails, end the node's turn.
+func (k *checkpointing) endTurn(steps []sequence.Step) []sequence.Step {
+	for i, st := range steps {
+		steps[i].Do = func(ctx context.Context) (uint64, error) {
+			bytes, err := st.Do(ctx)
+			if err != nil || i == len(steps)-1 {
+				k.turn.Give()
+			}
+			return bytes, err
+		}
+	}
+	return steps
 }
 
 // tellBefore tells the program of a checkpoint that is to come. On an error the program has heard
@@ -49,5 +98,8 @@ func (k *restoring) note(ctx context.Context) (uint64, error) {
 
 // tell tells the program that it was restored.
 func (k *restoring) tell(ctx context.Context) (uint64, error) {
+	if k.told.AfterRestore != nil {
+		k.turn.Give() // a hook may take minutes
+	}
 	return 0, k.told.AfterRestore.Tell(ctx, program(k.s, k.c))
 }

@@ -129,7 +129,7 @@ type pausing struct {
 // prepare does what a checkpoint would do before its pause, for a client that pauses, since a
 // checkpoint may follow. A pause does not fail by it.
 func (p *pausing) prepare(ctx context.Context) {
-	p.told, p.c.hookErr = hooks.Read(p.c.annotations)
+	p.told, p.c.hookErr = readHooks(p.c, p.read)
 	if p.c.hookErr == nil {
 		_, p.c.hookErr = p.tellBefore(ctx)
 	}

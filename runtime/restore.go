@@ -67,6 +67,7 @@ type restoring struct {
 
 	view    config.View
 	told    hooks.Hooks
+	turn    *quota.Memory
 	images  *criu.Copy
 	memory  *pages.Plan     // what of the images CRIU does not restore
 	locks   filelocks.Locks // as well
@@ -89,14 +90,13 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err != nil {
 		return nil, err
 	}
-	if k.told, err = hooks.Read(c.annotations); err != nil {
+	if k.told, err = readHooks(c, c.config); err != nil {
 		return nil, err
 	}
-	turn, err := quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging)
-	if err != nil {
+	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging); err != nil {
 		return nil, err
 	}
-	defer turn.Give()
+	defer k.turn.Give()
 	rec := journal.Record{Operation: "restore", Work: c.workDir, RuncState: c.runcState}
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir

@@ -74,8 +74,10 @@ func TestManyMappings(t *testing.T) {
 }
 
 // A dump of processes that share memory since a fork is refused before anything is written, where it is
-// far more than the container has, or than there is room for. One of a few processes is not.
+// by more than the node's limit more than the container has, or than there is room for. That of a server
+// with 16 workers is not.
 func TestForkedMemory(t *testing.T) {
+	shared.Configured(t, "fork_limit = 1073741824\n")
 	disk := func(t *testing.T) string { return harness.DiskDir(t) }
 	for _, test := range []struct {
 		name, mib, children string
@@ -83,8 +85,8 @@ func TestForkedMemory(t *testing.T) {
 		says                []string // none for a checkpoint that is made
 	}{
 		{"few", "24", "16", disk, nil},
-		{"many", "64", "36", disk, []string{"the memory of its 37 processes takes 2.3", "and the container takes"}},
-		{"no room", "24", "2", func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "has room for", "free some, or choose another directory"}},
+		{"many", "64", "36", disk, []string{"the memory of its 37 processes takes 2.3", "the container takes", "fork_limit"}},
+		{"no room", "24", "2", func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "there is room for", "free some, or choose another directory"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)

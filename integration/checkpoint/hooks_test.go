@@ -104,6 +104,51 @@ func TestHookRefuses(t *testing.T) {
 	}
 }
 
+// A hook that does not end holds no turn: other containers of the node are checkpointed meanwhile.
+func TestHookHoldsNoTurn(t *testing.T) {
+	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", 40<<20)))
+	other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other", GPUs: []int{0}}, "counter")
+	other.Expect(t, "count", "101")
+	for _, hook := range []string{beforeCheckpoint, afterCheckpoint, afterRestore} {
+		t.Run(hook, func(t *testing.T) {
+			results.Add(t)
+			k := hooked(t, map[string]string{hook: "gpuwork sleep", "dev.gpuckpt.hook.timeout": "1m"})
+			dir, do := t.TempDir(), func(dir string) error { return checkpointTask(t, shared, k, dir) }
+			if hook == afterRestore {
+				checkpointInto(t, shared, k, dir)
+				endTask(t, shared, k)
+				do = func(dir string) error { return restoreTask(t, shared, k, dir) }
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- do(dir) }()
+			sleeper := 0
+			harness.Within(t, "the hook runs", func() bool {
+				if pid, err := k.Pid(t.Context()); err == nil && pid > 0 {
+					sleeper = childOf(shimOf(t, k), "gpuwork sleep")
+				}
+				return sleeper != 0
+			})
+			began := time.Now()
+			err := checkpointTask(t, shared, other, t.TempDir())
+			if took := time.Since(began); err != nil || took > 20*time.Second {
+				t.Errorf("beside the hook a checkpoint took %v: %v", took, err)
+			}
+			select {
+			case err := <-ended:
+				t.Errorf("the hook did not last: %v", err)
+			default:
+			}
+			if err := unix.Kill(sleeper, unix.SIGKILL); err != nil {
+				t.Error(err)
+			}
+			if err := <-ended; (err != nil) != (hook == beforeCheckpoint) {
+				t.Errorf("the operation whose hook was killed: %v", err)
+			}
+			k.Expect(t, "count", "102")
+		})
+	}
+}
+
 // A hook that fails after a restore ends the container if it is to refuse.
 func TestHookAfterRestore(t *testing.T) {
 	results.Add(t)

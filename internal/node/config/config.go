@@ -47,6 +47,11 @@ type Node struct {
 	StallTimeout Duration `toml:"stall_timeout"`
 	// Shells decides what becomes of exec'd processes with a terminal in a checkpoint: Refuse or End.
 	Shells string `toml:"shells"`
+	// HookTimeout is the longest time that a container may give its hooks.
+	HookTimeout Duration `toml:"hook_timeout"`
+	// ForkLimit is how much more memory, in bytes, a dump may have than the container takes: what
+	// processes share since a fork is dumped for each. 0 is half of the room on the dump's disk.
+	ForkLimit int64 `toml:"fork_limit"`
 	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
 	LogDir string `toml:"log_dir"`
 	// StateDir keeps a record of each container that is being changed, for the case that its shim or
@@ -180,6 +185,7 @@ func Default() Node {
 		LockTimeout:  Duration(10 * time.Second),
 		StallTimeout: Duration(time.Minute),
 		Shells:       Refuse,
+		HookTimeout:  Duration(10 * time.Minute),
 		LogDir:       "/var/log/gpuckpt",
 		StateDir:     "/var/lib/gpuckpt/records",
 		CDISpecDirs:  []string{"/etc/cdi", "/var/run/cdi"},
@@ -255,6 +261,12 @@ func (n *Node) check() error {
 	}
 	if err := oneOf(n.Shells, Refuse, End); err != nil {
 		return fmt.Errorf("shells %w", err)
+	}
+	if time.Duration(n.HookTimeout) < time.Millisecond {
+		return fmt.Errorf("hook_timeout is %v; it must be 1ms or more, and a text with its unit, such as \"10m\"", time.Duration(n.HookTimeout))
+	}
+	if n.ForkLimit < 0 {
+		return fmt.Errorf("fork_limit is %d; it must not be negative", n.ForkLimit)
 	}
 	if err := n.Staging.check(); err != nil {
 		return fmt.Errorf("[staging] %w", err)

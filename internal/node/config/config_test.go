@@ -52,6 +52,8 @@ driver_root = "/opt/driver"
 lock_timeout = "1m30s"
 stall_timeout = "5s"
 shells = "end"
+hook_timeout = "30s"
+fork_limit = 1073741824
 log_dir = "/logs"
 [staging]
 steer = false
@@ -70,6 +72,7 @@ network-lock = "skip"
 external = ["mnt[a]:b", "dev[c]:d"]
 `, want: with(func(c *Node) {
 			c.DriverRoot, c.LogDir, c.Shells = "/opt/driver", "/logs", End
+			c.HookTimeout, c.ForkLimit = Duration(30*time.Second), 1<<30
 			c.LockTimeout, c.StallTimeout = Duration(90*time.Second), Duration(5*time.Second)
 			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough}
 			c.Debug = Debug{HostMemory: 1 << 20}
@@ -88,6 +91,8 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "no duration", text: `lock_timeout = "soon"`, err: "soon"},
 		{name: "no time at all", text: `lock_timeout = "0s"`, err: "1ms or more"},
 		{name: "negative", text: `lock_timeout = "-1s"`, err: "1ms or more"},
+		{name: "no time for a hook", text: `hook_timeout = "0s"`, err: "hook_timeout is 0s; it must be 1ms or more"},
+		{name: "less than nothing by forks", text: "fork_limit = -1", err: "fork_limit is -1; it must not be negative"},
 		{name: "no such end of a shell", text: `shells = "kill"`, err: `shells is "kill"; it must be "refuse" or "end"`},
 		{name: "empty choice", text: `shells = ""`, err: `shells is ""`},
 		{name: "no time for the driver", text: `stall_timeout = "1ms"`, err: "it must be 1s or more"},

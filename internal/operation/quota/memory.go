@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -50,8 +51,13 @@ func (w Who) at(step, moment string) error {
 
 // Memory is a claim of memory in the cgroup of [staging]; nil is none.
 type Memory struct {
-	file *os.File
-	who  Who
+	who         Who
+	dir         string // of claims
+	limit, need uint64
+	within      time.Duration
+
+	mu   sync.Mutex
+	file *os.File // nil while it is given back
 }
 
 // TakeMemory claims the memory that an operation takes in the cgroup of [staging] beside GPU state that
@@ -68,7 +74,11 @@ func TakeMemory(ctx context.Context, who Who, node config.Staging) (*Memory, err
 	if limit > need {
 		need += min(node.Buffer(), (limit-need)/4*3) // as gpustate's chooseWindow shares it
 	}
-	return who.claim(ctx, folder("memory", node.Cgroup), limit, need, fault.Bound(within))
+	m := &Memory{who: who, dir: folder("memory", node.Cgroup), limit: limit, need: need, within: fault.Bound(within)}
+	if err := m.Take(ctx); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // TakeMemoryBy is TakeMemory with the settings of an operation.
@@ -80,43 +90,48 @@ func TakeMemoryBy(ctx context.Context, who Who, read config.Source) (*Memory, er
 	return TakeMemory(ctx, who, view.Staging)
 }
 
-// claim is TakeMemory with a directory of claims.
-func (w Who) claim(ctx context.Context, dir string, limit, need uint64, within time.Duration) (_ *Memory, err error) {
+// Take claims the memory again that Give has given back, as TakeMemory does. It may be called for nil.
+func (m *Memory) Take(ctx context.Context) (err error) {
+	if m == nil {
+		return nil
+	}
 	defer func() {
 		if err != nil {
-			_ = w.at(gives, fault.End) // there is none
+			_ = m.who.at(gives, fault.End) // there is none
 		}
 	}()
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("take turns in the cgroup of [staging]: %w", err)
+	if err := os.MkdirAll(m.dir, 0o700); err != nil {
+		return fmt.Errorf("take turns in the cgroup of [staging]: %w", err)
 	}
 	for began, told := time.Now(), false; ; {
-		f, err := try(dir, limit, need)
+		f, err := try(m.dir, m.limit, m.need)
 		if err != nil {
-			return nil, fmt.Errorf("take turns in the cgroup of [staging]: %w", err)
+			return fmt.Errorf("take turns in the cgroup of [staging]: %w", err)
 		}
 		if f != nil {
-			m := &Memory{f, w}
-			if err := w.at(waits, fault.End); err != nil {
+			m.mu.Lock()
+			m.file = f
+			m.mu.Unlock()
+			if err := m.who.at(waits, fault.End); err != nil {
 				m.Give()
-				return nil, fmt.Errorf("%s: %w", waits, err)
+				return fmt.Errorf("%s: %w", waits, err)
 			}
-			return m, nil
+			return nil
 		}
 		if !told {
 			told = true
-			log.G(ctx).WithField("bytes", need).Info("other operations have the memory of [staging]: waiting for a turn")
-			if err := w.at(waits, fault.Begin); err != nil {
-				return nil, fmt.Errorf("%s: %w", waits, err)
+			log.G(ctx).WithField("bytes", m.need).Info("other operations have the memory of [staging]: waiting for a turn")
+			if err := m.who.at(waits, fault.Begin); err != nil {
+				return fmt.Errorf("%s: %w", waits, err)
 			}
 		}
-		if time.Since(began) > within {
-			return nil, fmt.Errorf("other operations have had the memory of [staging] for %v, of whose memory_limit of %s this one takes %s: try again, or raise memory_limit: %w",
-				within, units.BytesSize(float64(limit)), units.BytesSize(float64(need)), errdefs.ErrResourceExhausted)
+		if time.Since(began) > m.within {
+			return fmt.Errorf("other operations have had the memory of [staging] for %v, of whose memory_limit of %s this one takes %s: try again, or raise memory_limit: %w",
+				m.within, units.BytesSize(float64(m.limit)), units.BytesSize(float64(m.need)), errdefs.ErrResourceExhausted)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("given up before its turn: %w", ctx.Err())
+			return fmt.Errorf("given up before its turn: %w", ctx.Err())
 		case <-time.After(pause):
 		}
 	}
@@ -155,12 +170,18 @@ func try(dir string, limit, need uint64) (*os.File, error) {
 	return claim(dir, strconv.FormatUint(need, 10))
 }
 
-// Give gives the memory back. It may be called for nil.
+// Give gives the memory back. It may be called again, and for nil.
 func (m *Memory) Give() {
 	if m == nil {
 		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.file == nil {
+		return
+	}
 	_ = m.who.at(gives, fault.Begin) // a turn is given in any case
 	give(m.file)
+	m.file = nil
 	_ = m.who.at(gives, fault.End)
 }

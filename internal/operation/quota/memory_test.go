@@ -30,7 +30,7 @@ func TestClaims(t *testing.T) {
 	var all sync.WaitGroup
 	for range 12 {
 		all.Go(func() {
-			turn, err := who.claim(t.Context(), dir, 100, 45, long)
+			turn, err := claimed(t.Context(), dir, 100, 45, long)
 			if err != nil {
 				t.Error(err)
 				return
@@ -56,29 +56,29 @@ func TestClaims(t *testing.T) {
 // and with its client.
 func TestClaimOfMore(t *testing.T) {
 	dir := t.TempDir()
-	first, err := who.claim(t.Context(), dir, 100, 10, long)
+	first, err := claimed(t.Context(), dir, 100, 10, long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = who.claim(t.Context(), dir, 100, 200, 0)
+	_, err = claimed(t.Context(), dir, 100, 200, 0)
 	if !errors.Is(err, errdefs.ErrResourceExhausted) || !strings.Contains(err.Error(), "memory_limit of 100B this one takes 200B") {
 		t.Errorf("error %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err = who.claim(ctx, dir, 100, 200, long); !errors.Is(err, context.Canceled) {
+	if _, err = claimed(ctx, dir, 100, 200, long); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v", err)
 	}
 	first.Give()
-	large, err := who.claim(t.Context(), dir, 100, 200, long)
+	large, err := claimed(t.Context(), dir, 100, 200, long)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err = who.claim(t.Context(), dir, 100, 10, 0); !errors.Is(err, errdefs.ErrResourceExhausted) {
+	if _, err = claimed(t.Context(), dir, 100, 10, 0); !errors.Is(err, errdefs.ErrResourceExhausted) {
 		t.Errorf("beside one that takes all: error %v", err)
 	}
 	large.Give()
-	last, err := who.claim(t.Context(), dir, 100, 10, 0)
+	last, err := claimed(t.Context(), dir, 100, 10, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestClaimOfTheDead(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "claim-1"), []byte("100"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	turn, err := who.claim(t.Context(), dir, 100, 100, 0)
+	turn, err := claimed(t.Context(), dir, 100, 100, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,4 +110,10 @@ func TestNoTurns(t *testing.T) {
 		}
 		turn.Give()
 	}
+}
+
+// claimed is TakeMemory with a directory of claims.
+func claimed(ctx context.Context, dir string, limit, need uint64, within time.Duration) (*Memory, error) {
+	m := &Memory{who: who, dir: dir, limit: limit, need: need, within: within}
+	return m, m.Take(ctx)
 }

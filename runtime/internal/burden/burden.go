@@ -21,16 +21,13 @@ const (
 	// mostMappings bounds the mappings of all processes together. CRIU takes some 0.4 ms for each. A
 	// process may have 65,530 by default (vm.max_map_count); one of PyTorch has some 2,000.
 	mostMappings = 1 << 20
-	// multiple and beside bound the memory that a dump has, by that which the container takes. Processes
-	// share memory after a fork, and CRIU writes it for each: a server with its workers has a few times
-	// what it takes.
-	multiple, beside = 8, 1 << 30
 )
 
 // Refuse refuses a container with more mappings than a checkpoint may take time for, and one whose
-// memory, as CRIU dumps it, is much more than the container takes, or has no room in the file system
-// of dir. The room is an estimate: others take some meanwhile. The container should be frozen.
-func Refuse(init int, list func() ([]int, error), dir string) error {
+// memory, as CRIU dumps it, has no room in the file system of dir, or is by more than the node's limit
+// more than the container takes. The room is an estimate: others take some meanwhile. The container
+// should be frozen.
+func Refuse(init int, list func() ([]int, error), dir string, limit int64) error {
 	pids, err := list()
 	if err != nil {
 		return err
@@ -38,28 +35,55 @@ func Refuse(init int, list func() ([]int, error), dir string) error {
 	if err := refuseMappings(pids, mostMappings); err != nil {
 		return err
 	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return fmt.Errorf("look at the room in %s: %w", dir, err)
-	}
-	room := uint64(math.MaxUint64)
-	if st.Blocks > 0 { // a tmpfs without a size has none
-		room = st.Bavail * uint64(st.Bsize) //nolint:gosec // the kernel's, and no negative one
+	room, err := roomIn(dir)
+	if err != nil {
+		return err
 	}
 	memory, err := dumped(pids)
 	if err != nil {
 		return err
 	}
-	if memory > room {
-		return fmt.Errorf("the memory of its %d processes takes %s in a dump and %s has room for %s: free some, or choose another directory: %w: %w",
-			len(pids), size(memory), dir, size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
-	}
 	takes, known := host.MemoryUsage(init)
-	if known && memory > beside && (memory-beside)/multiple > takes {
-		return fmt.Errorf("the memory of its %d processes takes %s in a dump, where what they share since a fork is written for each, and the container takes %s: let fewer processes share memory so, or have them map it shared (MAP_SHARED): %w",
-			len(pids), size(memory), size(takes), errdefs.ErrFailedPrecondition)
+	if !known {
+		takes = memory
+	}
+	if err := refuseMemory(memory, takes, room, uint64(max(limit, 0))); err != nil {
+		return fmt.Errorf("the memory of its %d processes takes %s in a dump, and %w", len(pids), size(memory), err)
 	}
 	return nil
+}
+
+// refuseMemory refuses memory that has no room, or is too much more than the container takes. A server
+// that forks workers, or a program its loaders of data, may have many times what it takes. So the usual
+// limit is one of the node, half of the room: whatever a program forks, others have the rest.
+func refuseMemory(memory, takes, room, limit uint64) error {
+	if memory > room {
+		return fmt.Errorf("there is room for %s: free some, or choose another directory: %w: %w", size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
+	}
+	if limit == 0 {
+		limit = room / 2
+	}
+	if copies := memory - min(memory, takes); copies > limit {
+		return fmt.Errorf("the container takes %s: what they share since a fork is written for each, which may be %s more (fork_limit; by default half of the room): raise it, or let fewer processes share memory so, or have them map it shared (MAP_SHARED): %w",
+			size(takes), size(limit), errdefs.ErrFailedPrecondition)
+	}
+	return nil
+}
+
+// roomIn returns the room in the file system of a directory, in bytes. A tmpfs without a size has what
+// the machine has.
+func roomIn(dir string) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("look at the room in %s: %w", dir, err)
+	}
+	if st.Blocks > 0 {
+		return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // the kernel's, and no negative one
+	}
+	if free, known := host.MemAvailable(); known {
+		return free, nil
+	}
+	return math.MaxUint64, nil
 }
 
 func refuseMappings(pids []int, most int) error {

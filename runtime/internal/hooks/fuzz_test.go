@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,7 +21,7 @@ func FuzzRead(f *testing.F) {
 	f.Add("after-restore", `["sh","-c","true"]`, "after-restore.on-failure", "log")
 	f.Add("after-checkpoint", "signal:SIGUSR1", "after-checkpoint", "true")
 	f.Fuzz(func(t *testing.T, name, value, of, more string) {
-		all, err := Read(map[string]string{annotations.HookPrefix + name: value, annotations.HookPrefix + of: more})
+		all, err := Read(map[string]string{annotations.HookPrefix + name: value, annotations.HookPrefix + of: more}, time.Hour)
 		if err != nil {
 			return
 		}

@@ -52,10 +52,6 @@ type Program interface {
 // defaultTimeout is that of a hook without an annotation for it.
 const defaultTimeout = 30 * time.Second
 
-// longest bounds the time that a container's annotation gives a hook: other containers may wait for
-// this one's turn, and their clients for them.
-const longest = 10 * time.Minute
-
 // The annotations beside those of the hooks, without their prefix, and the values of onFailure.
 const (
 	timeout   = "timeout" // of each hook
@@ -67,10 +63,11 @@ const (
 // signalPrefix begins a hook that is a signal.
 const signalPrefix = "signal:"
 
-// Read reads the hooks of a container. An annotation that is none of them is an error.
-func Read(container map[string]string) (Hooks, error) {
+// Read reads the hooks of a container, of which none may take more time than longest, the node's. An
+// annotation that is none of them is an error.
+func Read(container map[string]string, longest time.Duration) (Hooks, error) {
 	var all Hooks
-	within := defaultTimeout
+	within := min(defaultTimeout, longest)
 	known := map[string]**Hook{"before-checkpoint": &all.BeforeCheckpoint, "after-checkpoint": &all.AfterCheckpoint, "after-restore": &all.AfterRestore}
 	for _, key := range slices.Sorted(maps.Keys(container)) { // a hook comes before its onFailure
 		name, ours := strings.CutPrefix(key, annotations.HookPrefix)
@@ -83,7 +80,7 @@ func Read(container map[string]string) (Hooks, error) {
 			*at = &Hook{Name: name, Refuse: name == "before-checkpoint"}
 			err = (*at).parse(container[key])
 		case name == timeout:
-			within, err = readTimeout(container[key])
+			within, err = readTimeout(container[key], longest)
 		case name == onFailure && all.AfterRestore != nil:
 			all.AfterRestore.Refuse, err = readOnFailure(container[key])
 		case name == onFailure:
@@ -103,10 +100,10 @@ func Read(container map[string]string) (Hooks, error) {
 	return all, nil
 }
 
-func readTimeout(value string) (time.Duration, error) {
+func readTimeout(value string, longest time.Duration) (time.Duration, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil || d <= 0 || d > longest {
-		return 0, fmt.Errorf(`it must be a time, such as "10s", and %v at most`, longest)
+		return 0, fmt.Errorf(`it must be a time, such as "10s", and at most the %v of the node's hook_timeout`, longest)
 	}
 	return d, nil
 }

@@ -43,7 +43,7 @@ func TestRead(t *testing.T) {
 		{map[string]string{restored + ".on-failure": "log"}, Hooks{}, "no annotation " + restored},
 		{map[string]string{before: "x", timeout: "1"}, Hooks{}, "a time, such as"},
 		{map[string]string{before: "x", timeout: "-1s"}, Hooks{}, "a time, such as"},
-		{map[string]string{before: "x", timeout: "1000h"}, Hooks{}, "10m0s at most"},
+		{map[string]string{before: "x", timeout: "1000h"}, Hooks{}, "at most the 10m0s of the node's hook_timeout"},
 		{map[string]string{restored: "x", restored + ".on-failure": "ignore"}, Hooks{}, `"refuse" or "log"`},
 		{map[string]string{after: "x", after + ".on-failure": "refuse"}, Hooks{}, "only the hooks"},
 		{map[string]string{before: " "}, Hooks{}, "must be a command"},
@@ -51,7 +51,7 @@ func TestRead(t *testing.T) {
 		{map[string]string{before: `["a",1]`}, Hooks{}, "must be a command"},
 		{map[string]string{before: "signal:USR1"}, Hooks{}, `no signal is called "USR1"`},
 	} {
-		got, err := Read(test.annotations)
+		got, err := Read(test.annotations, 10*time.Minute)
 		if test.err != "" {
 			if !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), test.err) {
 				t.Errorf("%v: error %v, want %q", test.annotations, err, test.err)
