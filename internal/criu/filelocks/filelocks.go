@@ -197,18 +197,15 @@ func (l Locks) compare(inside map[int]int) error {
 		}
 		known[h] = true
 	}
-	held, err := proc.Locks()
-	if err != nil {
+	ours := make(map[int]bool)
+	for _, pid := range inside {
+		ours[pid] = true
+	}
+	held, err := proc.Locks(func(h *proc.Lock) bool { return ours[h.PID] && h.Mode != "BREAKING" && !known[*h] })
+	if err != nil || len(held) == 0 {
 		return err
 	}
-	for _, pid := range inside {
-		for _, h := range held {
-			if h.PID == pid && h.Mode != "BREAKING" && !known[h] {
-				return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(pid), name(h), mapped(pid, h), errdefs.ErrFailedPrecondition)
-			}
-		}
-	}
-	return nil
+	return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(held[0].PID), name(held[0]), mapped(held[0].PID, held[0]), errdefs.ErrFailedPrecondition)
 }
 
 // lock is what the kernel and CRIU say alike of a lock that a descriptor has.
@@ -273,14 +270,14 @@ func taken(pid int, e *filelock.FileLockEntry, err error) error {
 	}
 	by := "another program"
 	var st unix.Stat_t
-	held, lerr := proc.Locks()
-	if serr := unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()), &st); serr == nil && lerr == nil {
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/fd/%d", pid, e.GetFd()), &st); err == nil {
 		device := fmt.Sprintf("%02x:%02x", unix.Major(st.Dev), unix.Minor(st.Dev))
-		for _, h := range held {
+		_, _ = proc.Locks(func(h *proc.Lock) bool {
 			if h.Device == device && h.Inode == st.Ino && h.PID > 0 && h.PID != pid && (h.Kind == "LEASE") == (e.GetFlag() == lease) {
 				by = "process " + proc.Describe(h.PID)
 			}
-		}
+			return false
+		})
 	}
 	if e.GetFlag() == lease {
 		by += " or an open descriptor of the file"
@@ -314,10 +311,6 @@ func Find(init int, pids func() ([]int, error)) (found Found, err error) {
 var errHidden = errors.New("CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it")
 
 func find(init int, list func() ([]int, error)) (Found, error) {
-	all, err := proc.Locks()
-	if err != nil {
-		return nil, err
-	}
 	pids, err := list()
 	if proc.Ended(err) {
 		return nil, nil
@@ -331,8 +324,13 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 	}
 	// As a rule there are none, and it takes time to look at each descriptor. A lease may be of a process
 	// that has ended.
-	if !slices.ContainsFunc(all, func(h proc.Lock) bool { return h.Kind == "LEASE" || slices.Contains(pids, h.PID) }) {
-		return nil, nil
+	lease := false
+	ours, err := proc.Locks(func(h *proc.Lock) bool {
+		lease = lease || h.Kind == "LEASE"
+		return slices.Contains(pids, h.PID)
+	})
+	if err != nil || !lease && len(ours) == 0 {
+		return nil, err
 	}
 	found, known := make(Found), make(map[proc.Lock]bool)
 	for number, pid := range inside {
@@ -355,8 +353,8 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 	if len(known) > maxLocks {
 		return nil, fmt.Errorf("the container holds more than %d file locks, which a restore refuses: %w", maxLocks, errdefs.ErrFailedPrecondition)
 	}
-	for _, h := range all {
-		if slices.Contains(pids, h.PID) && !known[h] {
+	for _, h := range ours {
+		if !known[h] {
 			return nil, fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
 		}
 	}

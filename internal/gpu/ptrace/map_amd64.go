@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // MapFile maps a file over an area of the process, at the address given, by mmap(2)'s flags.
@@ -110,16 +112,16 @@ func (t *Thread) Sweep() error {
 	}
 	defer unix.Close(pidfd)
 	dir := fmt.Sprintf("/proc/%d/fd", t.PID)
-	entries, err := os.ReadDir(dir)
+	names, err := proc.Names(dir)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		link, err := os.Readlink(filepath.Join(dir, e.Name()))
+	for _, name := range names {
+		link, err := os.Readlink(filepath.Join(dir, name))
 		if err != nil || strings.HasPrefix(link, "/dev/") || !strings.HasPrefix(link, "/") && !strings.HasPrefix(link, "socket:") {
 			continue
 		}
-		n, err := strconv.Atoi(e.Name())
+		n, err := strconv.Atoi(name)
 		if err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -102,14 +103,14 @@ func (fl *Filler) NewFile(path string, start, length uint64) (_ *File, err error
 	b := fl.newFile(path, start, length)
 	b.chunk = min(max(HugePage, b.size/fillChunks&^(HugePage-1)), maxFillChunk)
 	if path == "" {
-		if b.Handle, err = MemoryFile(); err != nil {
+		if b.Handle, err = MemoryFile(b.size); err != nil {
 			return nil, err
 		}
 	} else if b.Handle, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, fmt.Errorf("make a file for the area: %w", err)
 	}
 	err = b.checkSpace()
-	if err == nil {
+	if err == nil && path != "" {
 		err = b.Handle.Truncate(int64(b.size))
 	}
 	if err != nil {
@@ -135,7 +136,7 @@ func (b *File) checkSpace() error {
 	if err := unix.Fstatfs(int(b.Handle.Fd()), &st); err != nil {
 		return err
 	}
-	// A file system of no size, such as that of MemoryFile, has all the memory.
+	// A file system of no size has all the memory.
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
@@ -299,29 +300,50 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 	return false, nil
 }
 
-// MemoryFile makes a file of memory without a name, with huge pages for mappings that ask for them
-// by madvise. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
+// MemoryFile makes a file of memory without a name, of a size in whole huge pages, with huge pages for
+// mappings that ask for them by madvise. It cannot become larger: a process that it is lent to may keep
+// a descriptor. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
 // "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
-// tmpfs of its own, which is mounted nowhere and goes with it. Else it is a memfd.
-func MemoryFile() (*os.File, error) {
-	if f, err := hugeFile(); err == nil {
-		return f, nil
-	}
-	fd, err := unix.MemfdCreate("gpuckpt-staging", unix.MFD_CLOEXEC)
-	if err != nil {
+// tmpfs of its own of that size, which is mounted nowhere and goes with it. Else it is a sealed memfd.
+func MemoryFile(size uint64) (*os.File, error) {
+	f, err := hugeFile(size)
+	if err == nil {
+		err = f.Truncate(int64(size)) //nolint:gosec // no memory is as large
+	} else if f, err = sealedFile(size); err != nil {
 		return nil, fmt.Errorf("make memory for the area: %w", err)
 	}
-	return os.NewFile(uintptr(fd), "gpuckpt-staging"), nil
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("size memory for the area: %w", err)
+	}
+	return f, nil
 }
 
-// hugeFile makes a file in a new tmpfs: fsopen(2), Documentation/filesystems/tmpfs.rst.
-func hugeFile() (*os.File, error) {
+func sealedFile(size uint64) (*os.File, error) {
+	fd, err := unix.MemfdCreate("gpuckpt-staging", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "gpuckpt-staging")
+	if err = f.Truncate(int64(size)); err == nil { //nolint:gosec // no memory is as large
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// hugeFile makes a file in a new tmpfs, which has room for it alone: fsopen(2),
+// Documentation/filesystems/tmpfs.rst. A file of a tmpfs cannot be sealed.
+func hugeFile(size uint64) (*os.File, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fs)
-	for _, option := range [][2]string{{"huge", "advise"}, {"nr_blocks", "0"}, {"mode", "0700"}} {
+	for _, option := range [][2]string{{"huge", "advise"}, {"size", strconv.FormatUint(size, 10)}, {"mode", "0700"}} {
 		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
 			return nil, err
 		}

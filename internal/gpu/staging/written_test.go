@@ -3,20 +3,49 @@
 
 package staging
 
-import "testing"
+import (
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process that has kept a descriptor of memory that it was lent makes nothing of it: it has all of
+// its pages, and no more.
+func TestMemoryFileDoesNotGrow(t *testing.T) {
+	const size = 2 * HugePage
+	for name, make := range map[string]func(uint64) (*os.File, error){"usual": MemoryFile, "memfd": sealedFile} {
+		f, err := make(size)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		defer f.Close()
+		if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+			t.Errorf("%s: the pages of its size: %v", name, err)
+		}
+		if err := unix.Fallocate(int(f.Fd()), 0, size, PageSize); err == nil {
+			t.Errorf("%s: it has a page more", name)
+		}
+		if err := f.Truncate(size + PageSize); err == nil {
+			if _, err := f.WriteAt([]byte{1}, size); err == nil {
+				t.Errorf("%s: a byte behind its end was written", name)
+			}
+		}
+		if err := f.Truncate(0); err != nil {
+			t.Errorf("%s: it cannot be given up: %v", name, err)
+		}
+	}
+}
 
 // What the driver has written beyond what is filled is not thrown away; what filling
 // itself has left there is zeros.
 func TestWrittenBeyond(t *testing.T) {
-	f, err := MemoryFile()
+	const offset, length, from = 64 << 10, 8 << 20, 4 << 20
+	f, err := MemoryFile(length + HugePage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	const offset, length, from = 64 << 10, 8 << 20, 4 << 20
-	if err := f.Truncate(offset + length + PageSize); err != nil {
-		t.Fatal(err)
-	}
 	b := &File{Handle: f, Offset: offset, Length: length}
 	for _, w := range []struct {
 		what string

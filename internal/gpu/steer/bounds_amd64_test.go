@@ -4,8 +4,10 @@
 package steer
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,5 +126,28 @@ func TestNewProcessesAreKilled(t *testing.T) {
 	})
 	if _, err := s.Abort(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A thread that keeps the descriptor of a file that it restores from cannot write to the file.
+func TestWhatIsMappedCannotBeWritten(t *testing.T) {
+	path := filepath.Join(onDisk(t), "gpu-1-0")
+	if err := os.WriteFile(path, []byte("state"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	f, err := openMapped(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	t.Logf("opened within %v", time.Since(began))
+	again := fmt.Sprintf("/proc/self/fd/%d", f.Fd())
+	if w, err := os.OpenFile(again, os.O_RDWR, 0); !errors.Is(err, unix.EROFS) {
+		w.Close()
+		t.Errorf("it was opened for writing: %v", err)
+	}
+	if text, err := os.ReadFile(again); err != nil || string(text) != "state" {
+		t.Errorf("it reads %q, %v", text, err)
 	}
 }

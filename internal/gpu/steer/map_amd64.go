@@ -36,13 +36,35 @@ func mapAll(mappings []Mapping, step func(string)) error {
 }
 
 // openMapped opens a file for reading, which is enough for a private mapping. It refuses links, which
-// a container may have put there, but for the kernel's to open files.
+// a container may have put there, but for the kernel's to open files. A thread that takes the descriptor
+// cannot open the file for writing by it, as far as the file has a name and the kernel can (Linux 5.12).
 func openMapped(path string) (*os.File, error) {
 	flags := os.O_RDONLY | unix.O_NONBLOCK // no FIFO is waited for either
 	if descriptor, _ := filepath.Match("/proc/*/fd/*", path); !descriptor {
 		flags |= unix.O_NOFOLLOW
 	}
-	return os.OpenFile(path, flags, 0)
+	f, err := os.OpenFile(path, flags, 0)
+	if err != nil {
+		return nil, err
+	}
+	if only, err := readOnly(f); err == nil {
+		f.Close()
+		return only, nil
+	}
+	return f, nil
+}
+
+// readOnly opens a file once more, by a mount of its own that is read-only.
+func readOnly(f *os.File) (*os.File, error) {
+	mount, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(mount)
+	if err := unix.MountSetattr(mount, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", mount), os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
 func mapInto(t *ptrace.Thread, mappings []Mapping) error {

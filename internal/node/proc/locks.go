@@ -4,7 +4,9 @@
 package proc
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -24,34 +26,47 @@ type Lock struct {
 	End    string // the last byte, "EOF" for all that follow
 }
 
-// Locks lists the locks of the machine, without those that programs wait for.
-func Locks() ([]Lock, error) {
-	text, err := os.ReadFile("/proc/locks")
+// Locks lists those of the machine's locks that are wanted, without those that programs wait for.
+func Locks(wanted func(*Lock) bool) ([]Lock, error) {
+	f, err := os.Open("/proc/locks")
 	if err != nil {
 		return nil, fmt.Errorf("list the file locks: %w", err)
 	}
-	return ParseLocks(string(text))
+	defer f.Close()
+	return ParseLocks(f, wanted)
 }
 
 // FileLocks lists the locks that a process has by one of its descriptors.
 func FileLocks(pid, fd int) ([]Lock, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 	if err != nil {
 		return nil, fmt.Errorf("list the locks of file %d of process %d: %w", fd, pid, err)
 	}
+	defer f.Close()
 	var lines strings.Builder
-	for line := range strings.Lines(string(text)) {
-		if lock, ok := strings.CutPrefix(line, "lock:\t"); ok {
-			lines.WriteString(lock)
+	kept := Bound(0)
+	info := bufio.NewScanner(f) // of an epoll or an inotify it has a line for each file
+	for info.Scan() {
+		if lock, ok := strings.CutPrefix(info.Text(), "lock:\t"); ok {
+			lines.WriteString(lock + "\n")
+			if err := kept.Take(lock); err != nil {
+				return nil, fmt.Errorf("locks of file %d of process %d: %w", fd, pid, err)
+			}
 		}
 	}
-	return ParseLocks(lines.String())
+	if err := info.Err(); err != nil {
+		return nil, fmt.Errorf("list the locks of file %d of process %d: %w", fd, pid, err)
+	}
+	return ParseLocks(strings.NewReader(lines.String()), func(*Lock) bool { return true })
 }
 
-// ParseLocks reads lines of /proc/locks, and leaves out the locks that programs wait for.
-func ParseLocks(text string) ([]Lock, error) {
+// ParseLocks reads lines of /proc/locks, and returns the locks that are wanted. It leaves out those that
+// programs wait for.
+func ParseLocks(r io.Reader, wanted func(*Lock) bool) ([]Lock, error) {
 	var locks []Lock
-	for line := range strings.Lines(text) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		line := lines.Text()
 		// 1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF
 		f := strings.Fields(line)
 		if len(f) > 1 && f[1] == "->" {
@@ -70,7 +85,9 @@ func ParseLocks(text string) ([]Lock, error) {
 		if perr != nil || ierr != nil || serr != nil {
 			return nil, fmt.Errorf("line %q: not a file lock", line)
 		}
-		locks = append(locks, l)
+		if wanted(&l) {
+			locks = append(locks, l)
+		}
 	}
-	return locks, nil
+	return locks, lines.Err()
 }

@@ -52,7 +52,7 @@ func Environment(pid int) ([]string, error) { return list(pid, "environ") }
 
 // list reads a file whose texts end with zero bytes.
 func list(pid int, file string) (texts []string, err error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+	data, err := Text(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {
 		return nil, err
 	}
@@ -72,21 +72,24 @@ func HasOpen(pid int, link string) (bool, error) {
 // that begin with the prefix.
 func OpenFiles(pid int, prefix string) (map[int]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
+	names, err := Names(dir)
 	if err != nil {
 		return nil, err
 	}
-	files := make(map[int]string)
-	for _, e := range entries {
-		to, err := os.Readlink(filepath.Join(dir, e.Name()))
+	files, kept := make(map[int]string), Bound(0)
+	for _, name := range names {
+		to, err := os.Readlink(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		if fd, err := strconv.Atoi(e.Name()); err == nil && strings.HasPrefix(to, prefix) {
+		if fd, err := strconv.Atoi(name); err == nil && strings.HasPrefix(to, prefix) {
 			files[fd] = to
+			if err := kept.Take(to); err != nil {
+				return nil, fmt.Errorf("names of files in %s: %w", dir, err)
+			}
 		}
 	}
 	return files, nil
@@ -202,13 +205,13 @@ func HasTerminal(pid int) (bool, error) {
 // Threads returns the threads of a process, ascending. While threads come and go
 // the listing may lack one that lives on.
 func Threads(pid int) ([]int, error) {
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	names, err := Names(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
 	}
-	tids := make([]int, 0, len(entries))
-	for _, e := range entries {
-		tid, err := strconv.Atoi(e.Name())
+	tids := make([]int, 0, len(names))
+	for _, name := range names {
+		tid, err := strconv.Atoi(name)
 		if err != nil {
 			return nil, fmt.Errorf("list the threads of process %d: %w", pid, err)
 		}

@@ -211,7 +211,7 @@ func (k *keeping) file(pid int, bytes uint64) (f *os.File, err error) {
 	at := slices.IndexFunc(k.job.Processes, func(p cuda.Process) bool { return p.PID.Host == pid })
 	a := Area{Process: at, Area: images.Area{File: images.AreaFile(k.job.Processes[at].PID.NS, 0), Bytes: bytes}}
 	if k.dir == "" {
-		f, err = staging.MemoryFile()
+		f, err = staging.MemoryFile((bytes + staging.HugePage - 1) &^ (staging.HugePage - 1))
 	} else {
 		f, err = os.OpenFile(filepath.Join(k.dir, a.File), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	}

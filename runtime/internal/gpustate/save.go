@@ -101,6 +101,7 @@ func (s *State) Save(ctx context.Context, dir string, next Next) (bytes uint64, 
 	err = s.tracers.held(ctx, s.target, s.procs, func(thaw func() error) error {
 		return s.save(ctx, helper, dir, next, thaw)
 	})
+	err = sequence.Join(err, s.endHolders())
 	if err != nil && s.phase == Saved && !errors.Is(err, ErrLost) {
 		err = sequence.Join(err, s.RestoreInPlace(context.WithoutCancel(ctx)))
 	}
@@ -108,6 +109,23 @@ func (s *State) Save(ctx context.Context, dir string, next Next) (bytes uint64, 
 		bytes += n
 	}
 	return bytes, err
+}
+
+// endHolders ends what has taken a file from the driver's thread.
+func (s *State) endHolders() error {
+	files := slices.Clone(s.lent)
+	for _, a := range s.areas {
+		files = append(files, a.held)
+	}
+	cgroup, err := s.target.Cgroup()
+	if len(files) == 0 || err != nil {
+		return err
+	}
+	pids, err := cgroup.Pids()
+	if err != nil {
+		return err
+	}
+	return endHolders(pids, files)
 }
 
 // save is Save while the threads are held.

@@ -58,7 +58,12 @@ func mountsOf(pid int) (text []byte, err error) {
 	}
 	defer root.Close()
 	return text, host.InMountNamespace(pid, func() (err error) {
-		text, err = root.ReadFile(fmt.Sprintf("%d/task/%d/mountinfo", os.Getpid(), unix.Gettid()))
+		f, err := root.Open(fmt.Sprintf("%d/task/%d/mountinfo", os.Getpid(), unix.Gettid()))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		text, err = proc.ReadText(f)
 		return err
 	})
 }
@@ -211,20 +216,20 @@ func (s System) read(pid int) (*process, error) {
 }
 
 func (s System) text(parts ...string) ([]byte, error) {
-	return os.ReadFile(filepath.Join(append([]string{s.Proc}, parts...)...))
+	return proc.Text(filepath.Join(append([]string{s.Proc}, parts...)...))
 }
 
 func (s System) readThreads(dir string, p *process) error {
-	tids, err := os.ReadDir(filepath.Join(s.Proc, dir, "task"))
+	tids, err := proc.Names(filepath.Join(s.Proc, dir, "task"))
 	if err != nil {
 		return err
 	}
-	for _, e := range tids {
-		tid, err := strconv.Atoi(e.Name())
+	for _, name := range tids {
+		tid, err := strconv.Atoi(name)
 		if err != nil {
 			return err
 		}
-		text, err := s.text(dir, "task", e.Name(), "status")
+		text, err := s.text(dir, "task", name, "status")
 		if err != nil {
 			return err
 		}
@@ -250,7 +255,7 @@ func (s System) readThreads(dir string, p *process) error {
 		if t.policy, err = s.Policy(tid); err != nil {
 			return fmt.Errorf("thread %d: scheduling: %w", tid, err)
 		}
-		if label, err := s.text(dir, "task", e.Name(), "attr/current"); err == nil { // else the kernel has no such module
+		if label, err := s.text(dir, "task", name, "attr/current"); err == nil { // else the kernel has no such module
 			t.label, _, _ = strings.Cut(strings.TrimRight(string(label), "\n\x00"), " (")
 		}
 		p.threads = append(p.threads, t)
@@ -385,16 +390,20 @@ func (s System) readFiles(dir string, p *process) (err error) {
 			return err
 		}
 	}
-	entries, err := os.ReadDir(filepath.Join(s.Proc, dir, "fd"))
+	names, err := proc.Names(filepath.Join(s.Proc, dir, "fd"))
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		f, err := s.readFile("file "+e.Name(), filepath.Join(dir, "fd", e.Name()))
+	kept := proc.Bound(0)
+	for _, name := range names {
+		f, err := s.readFile("file "+name, filepath.Join(dir, "fd", name))
+		if err == nil {
+			err = kept.Take(f.link)
+		}
 		if err != nil {
 			return err
 		}
-		info, err := s.text(dir, "fdinfo", e.Name())
+		info, err := proc.Head(filepath.Join(s.Proc, dir, "fdinfo", name)) // of an epoll it has a line for each file
 		if err != nil {
 			return err
 		}
@@ -437,15 +446,20 @@ func (s System) readMapped(dir string, p *process) error {
 		inode  uint64
 		path   string
 	}
-	seen := make(map[id]bool)
+	seen, kept := make(map[id]bool), proc.Bound(0)
+	var tooMuch error
 	maps, err := proc.ParseMaps(in, func(m *proc.Mapping) bool {
 		key := id{m.Device, m.Inode, m.Path}
-		if m.Inode == 0 || seen[key] {
+		if m.Inode == 0 || seen[key] || tooMuch != nil {
 			return false
 		}
+		tooMuch = kept.Take(m.Path)
 		seen[key] = true
 		return true
 	})
+	if tooMuch != nil {
+		return fmt.Errorf("names of mapped files: %w", tooMuch)
+	}
 	if err != nil {
 		return err
 	}
