@@ -140,8 +140,8 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 		if dir, err = filepath.Abs(from); err != nil {
 			return nil, err
 		}
-		if _, err := convert.OpenDump(dir); err != nil {
-			return nil, fmt.Errorf("restore %s: %w", from, err)
+		if _, err := os.Stat(filepath.Join(dir, "inventory.img")); err != nil { // the shim parses it, when it has seen the signature
+			return nil, fmt.Errorf("restore %s: it is not a checkpoint: %w", from, err)
 		}
 	} else if o.base != "" {
 		return nil, errors.New("--base is for restoring from a directory; a checkpoint image has its own")
@@ -154,67 +154,61 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	}
 	found, err := localstore.Find(ctx, c, ref)
 	if o.pull && dir == "" && errdefs.IsNotFound(err) {
-		task, gpus, aerr := o.arriving(ctx, c, ref)
+		task, aerr := o.arriving(ctx, c, ref)
 		if !errors.Is(aerr, arriving.ErrHere) {
-			return task, o.explain(from, gpus, aerr)
+			return task, o.explain(from, aerr)
 		}
 		found, err = localstore.Find(ctx, c, ref)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image, --pull restores it meanwhile): %w", from, err)
 	}
-	gpus := 0
 	if dir == "" {
-		image, err := oci.Inspect(ctx, c.ContentStore(), found.Target)
-		switch {
-		case err == nil:
-			gpus = len(image.Metadata.GPUs)
-		case !errors.Is(err, oci.ErrEncrypted): // containerd may be able to unpack that
+		// Nothing but the manifest and the config: the shim parses the rest, when it has seen the signature.
+		if _, err := oci.Outline(ctx, c.ContentStore(), found.Target); err != nil && !errors.Is(err, oci.ErrEncrypted) { // containerd may be able to unpack that
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 	}
 	task, err := o.start(ctx, c, client.NewImage(c, found), dir)
-	return task, o.explain(from, gpus, err)
+	return task, o.explain(from, err)
 }
 
-// explain says what can be done about a restore of a checkpoint with so many GPUs that failed.
-func (o *restoreOptions) explain(from string, gpus int, err error) error {
+// explain says what can be done about a restore that failed.
+func (o *restoreOptions) explain(from string, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case gpus > 0 && len(o.gpus)+len(o.devices) == 0:
-		return fmt.Errorf("restore %s: %w\nthe checkpoint has %s: name as many with --gpus or --device", from, err, count(gpus, "GPU"))
+	case len(o.gpus)+len(o.devices) == 0 && strings.Contains(err.Error(), "GPU"):
+		return fmt.Errorf("restore %s: %w\nif the checkpoint has GPUs, name as many with --gpus or --device", from, err)
 	case strings.Contains(err.Error(), "unresolvable CDI devices"):
 		return fmt.Errorf("restore %s: %w\n%s have no such device: `gpuckpt cdi generate` writes a specification, --cdi-spec-dirs names other directories", from, err, strings.Join(o.cdiDirs, ", "))
 	}
 	return fmt.Errorf("restore %s: %w", from, err)
 }
 
-// arriving restores an image while it comes from its registry. gpus is how many its checkpoint has.
-func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref string) (_ client.Task, gpus int, err error) {
+// arriving restores an image while it comes from its registry.
+func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref string) (_ client.Task, err error) {
 	i, err := encryption.Arrive(ctx, c, ref, o.snapshotter, o.registry)
 	if errors.Is(err, arriving.ErrWhole) {
 		image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
-		task, err := o.start(ctx, c, image, "")
-		return task, 0, err
+		return o.start(ctx, c, image, "")
 	}
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
-	gpus = len(i.Metadata.GPUs)
 	task, err := o.start(ctx, c, i.Below, i.Dir)
 	if err != nil {
-		return nil, gpus, err
+		return nil, err
 	}
 	if _, _, err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
 		err = fmt.Errorf("the container runs, but its image is not kept: %w", err)
-		return nil, gpus, err
+		return nil, err
 	}
-	return task, gpus, nil
+	return task, nil
 }
 
 func newName(ref string) string {

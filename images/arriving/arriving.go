@@ -20,7 +20,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -37,7 +36,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
@@ -56,8 +54,6 @@ type Image struct {
 	Below client.Image
 	// Dir is what the shim is given for the checkpoint.
 	Dir string
-	// Metadata is gpuckpt.json. Nobody has asked whether it is right.
-	Metadata *images.Metadata
 
 	c      *client.Client
 	ctx    context.Context // of all that is fetched, with the lease
@@ -229,9 +225,6 @@ func (i *Image) begin() error {
 		return err
 	}
 	i.Dir = i.criu().Root
-	if i.Metadata, err = images.ReadMetadata(filepath.Join(i.Dir, images.ImageDir)); err != nil {
-		return err
-	}
 	if i.feed, err = feed.Begin(i.Dir, roots); err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 
 	// ... once more, with gpuckpt in place of ctr.
 	spec := cdiSpec(t, c)
-	fails(t, c, nil, []string{"the checkpoint has 1 GPU: name as many with --gpus or --device"}, "restore", ref, "--net-host", "--snapshotter", c.Snapshotter())
+	fails(t, c, nil, []string{"if the checkpoint has GPUs, name as many with --gpus or --device"}, "restore", ref, "--net-host", "--snapshotter", c.Snapshotter())
 	fails(t, c, nil, []string{"have no such device", "gpuckpt cdi generate"}, "restore", ref, "--net-host", "--gpus", "7", "--cdi-spec-dirs", spec, "--snapshotter", c.Snapshotter())
 	args := []string{"restore", ref, "--name", "again", "--net-host", "--gpus", "0", "--cdi-spec-dirs", spec, "--snapshotter", c.Snapshotter()}
 	if out := gpuckpt(t, c, args...); out != "again\n" {

@@ -32,7 +32,7 @@ const endsByItself = 20 * time.Second
 // on without runc and keep the processes that it dumps, which nobody else can trace
 // until then.
 func EndAll() error {
-	return end(left())
+	return end(left(), forRunc)
 }
 
 // EndDumps is EndAll where nothing but dumps can be under way. Each CRIU gets time to end by itself
@@ -64,7 +64,10 @@ func (w *Watch) EndHalfRestored(cgroup func(pid int) (pids []int, err error)) er
 		}
 		pids, err := cgroup(pid)
 		if err == nil {
-			err = end(pids)
+			err = end(pids, func(pid int) bool {
+				still, err := cgroup(pid)
+				return err == nil && len(still) > 0
+			})
 		}
 		if err != nil {
 			return fmt.Errorf("end the half-restored container: %w", err)
@@ -95,7 +98,7 @@ func EndOfDeadShim(dir string) error {
 	for _, tid := range threads {
 		status, _ := proc.ThreadStatus(pid, tid)
 		if tracer := status.Tracer(); tracer != 0 && forRunc(tracer) {
-			_ = unix.Kill(tracer, unix.SIGKILL) // or it has ended
+			_ = proc.Signal(tracer, unix.SIGKILL, forRunc) // or it has ended
 		}
 	}
 	return nil
@@ -125,17 +128,22 @@ func endHalfOfDeadShim(dir string) error {
 			if err != nil {
 				return err
 			}
-			return end(pids)
+			return end(pids, cg.Has)
 		}
 	}
 	return nil
 }
 
-// end kills processes and waits until they have ended.
-func end(pids []int) error {
-	for _, pid := range pids {
-		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
-	}
+// end kills those of the processes for which are returns true, and waits until they have ended.
+func end(pids []int, are func(pid int) bool) error {
+	pids = slices.DeleteFunc(pids, func(pid int) bool {
+		ours := false
+		_ = proc.Signal(pid, unix.SIGKILL, func(pid int) bool { // or it has ended
+			ours = are(pid)
+			return ours
+		})
+		return !ours
+	})
 	for end := time.Now().Add(killTimeout); ; time.Sleep(time.Millisecond) {
 		pids = slices.DeleteFunc(pids, func(pid int) bool { // one whose parent is stopped is not waited for
 			status, gone := proc.StatusOf(pid)

@@ -43,13 +43,13 @@ func EndRestoring(id string) error {
 		if len(args) == 0 || args[len(args)-1] != id || !slices.Contains(args, "restore") {
 			continue
 		}
-		err = end(slices.DeleteFunc(proc.Children(runc), func(pid int) bool { return !forRunc(pid) }))
+		err = end(proc.Children(runc), forRunc)
 		for until := time.Now().Add(fault.Bound(runcEnds)); err == nil && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 			if status, gone := proc.StatusOf(runc); proc.Ended(gone) || status.Ended() {
 				return nil
 			}
 		}
-		_ = unix.Kill(runc, unix.SIGKILL) // or it has ended
+		_ = proc.Signal(runc, unix.SIGKILL, proc.IsChild) // or it has ended
 	}
 	return err
 }

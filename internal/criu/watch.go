@@ -105,7 +105,7 @@ func startWatch(ctx context.Context, restoring bool, idle, interval time.Duratio
 					if !slices.Contains(w.ended, why) {
 						w.ended = append(w.ended, why)
 					}
-					_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+					_ = proc.Signal(pid, unix.SIGKILL, forRunc) // or it has ended
 				}
 			}
 		}
@@ -171,7 +171,7 @@ func workOf(pid int) uint64 {
 
 func endDump(shim int) {
 	for _, pid := range slices.Backward(dumping(shim)) {
-		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+		_ = proc.Signal(pid, unix.SIGKILL, func(pid int) bool { return forRunc(pid) || proc.IsChild(pid) }) // or it has ended
 	}
 }
 

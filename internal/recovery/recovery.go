@@ -142,7 +142,7 @@ func (r *Report) kill(rec *journal.Record) error {
 		return err
 	}
 	for _, pid := range pids {
-		_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+		_ = proc.Signal(pid, unix.SIGKILL, cg.Has) // or it has ended
 	}
 	if err := cg.Thaw(); err != nil { // version 1 lets no frozen process end
 		return err

@@ -106,6 +106,12 @@ func (c *Cgroup) Pids() ([]int, error) {
 	return slices.Compact(pids), nil
 }
 
+// Has reports whether a process is in the cgroup, or in one below it.
+func (c *Cgroup) Has(pid int) bool {
+	pids, err := c.Pids()
+	return err == nil && slices.Contains(pids, pid)
+}
+
 // Metrics returns the statistics of the cgroup in types that containerd's clients decode.
 func (c *Cgroup) Metrics() (metrics any, err error) {
 	if c.Unified() {

@@ -4,7 +4,6 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -37,7 +36,7 @@ func (c *Cgroup) Loosen() error {
 			continue
 		}
 		for _, signal := range []unix.Signal{unix.SIGCONT, unix.SIGSTOP} {
-			if err := unix.Kill(pid, signal); err != nil && !errors.Is(err, unix.ESRCH) {
+			if err := proc.Signal(pid, signal, c.Has); err != nil {
 				return fmt.Errorf("loosen the stopped process %s: %w", proc.Describe(pid), err)
 			}
 		}

@@ -6,6 +6,7 @@ package execs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +21,11 @@ import (
 type Container struct {
 	Init int // the pid of its first process
 	Pids func() ([]int, error)
+}
+
+func (c Container) has(pid int) bool {
+	pids, err := c.Pids()
+	return err == nil && slices.Contains(pids, pid)
 }
 
 // Options are those of a Drain.
@@ -61,9 +67,9 @@ func (g *Gate) Drain(ctx context.Context, c Container, opts Options) error {
 		for _, pid := range found.shells {
 			switch {
 			case took >= hangUp:
-				_ = unix.Kill(pid, unix.SIGKILL) // or it has ended
+				_ = proc.Signal(pid, unix.SIGKILL, c.has) // or it has ended
 			case !asked[pid]:
-				_ = unix.Kill(pid, unix.SIGHUP)
+				_ = proc.Signal(pid, unix.SIGHUP, c.has)
 				asked[pid] = true
 			}
 		}

@@ -45,7 +45,7 @@ func endHolders(pids []int, lent []*Lent) error {
 				continue
 			}
 			who := proc.Describe(pid)
-			if err := kill(pid); err != nil {
+			if err := proc.Signal(pid, unix.SIGKILL, func(int) bool { return true }); err != nil { // which is frozen
 				return fmt.Errorf("end process %s, which has taken a file that the driver's thread was lent: %w", who, err)
 			}
 			return fmt.Errorf("process %s had taken the file %s, which the driver's thread was lent for GPU state, and was ended: %w", who, name, errdefs.ErrFailedPrecondition)
@@ -66,13 +66,4 @@ func sameFile(f *os.File, name string) bool {
 	return unix.Statx(unix.AT_FDCWD, name, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &is) == nil &&
 		unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &of) == nil &&
 		is.Ino == of.Ino && is.Dev_major == of.Dev_major && is.Dev_minor == of.Dev_minor
-}
-
-func kill(pid int) error {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 }
