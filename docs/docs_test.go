@@ -129,6 +129,39 @@ func TestStepsExplained(t *testing.T) {
 	}
 }
 
+// Each test that the model of threats and the promises name is there. Each finding of the review has a row
+// with a test, or one that says that it is open.
+func TestSecurityNamesTests(t *testing.T) {
+	there, declared := make(map[string]bool), regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, match := range declared.FindAllStringSubmatch(string(source), -1) {
+			there[match[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts, named := documents(t), regexp.MustCompile("`(Test\\w+)`")
+	for _, path := range []string{"security.md", "secure.md", "../SECURITY.md"} {
+		for _, match := range named.FindAllStringSubmatch(texts[path], -1) {
+			if !there[match[1]] {
+				t.Errorf("%s names %s, and there is no such test", path, match[1])
+			}
+		}
+	}
+	for n := range 21 {
+		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\| F%d \|.*\|([^|]+)\|$`, n)).FindStringSubmatch(texts["security.md"])
+		if row == nil || !named.MatchString(row[1]) && strings.TrimSpace(row[1]) != "open" {
+			t.Errorf("security.md has no row for F%d with a test, or one that is open", n)
+		}
+	}
+}
+
 // A line of prose has at most 100 columns, so that a change shows as one.
 func TestWidth(t *testing.T) {
 	for path, text := range documents(t) {

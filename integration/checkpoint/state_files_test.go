@@ -192,3 +192,21 @@ func TestTracerKilled(t *testing.T) {
 	checkpointInto(t, shared, k, t.TempDir())
 	goesOn(t, k)
 }
+
+// What a checkpoint adds to CRIU's images, and the directory of all, is for root alone.
+func TestFilesAreForRoot(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	dir := filepath.Join(t.TempDir(), "images")
+	checkpointInto(t, shared, k, dir)
+	files, err := filepath.Glob(filepath.Join(dir, "gpu*"))
+	if err != nil || len(files) < 3 { // metadata, manifest, a signature, state
+		t.Fatal(files, err)
+	}
+	for _, file := range append(files, dir) {
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s: mode %v, %v", file, info.Mode(), err)
+		}
+	}
+}

@@ -287,6 +287,19 @@ func TestDumpInADirectory(t *testing.T) {
 	again.Expect(t, "next", "102")
 	again.MustRemove(t)
 
+	// The signature is looked at before anything is parsed.
+	metadata := filepath.Join(dir, "gpuckpt.json")
+	was, err := os.ReadFile(metadata)
+	if err == nil {
+		err = os.WriteFile(metadata, []byte("{"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails(t, shared, nil, []string{"gpuckpt.json", "it is not what was signed"}, append(args, "--base", harness.WorkloadImage)...)
+	if err := os.WriteFile(metadata, was, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	// A restore that fails leaves no container.
 	if err := os.Truncate(filepath.Join(dir, "inventory.img"), 0); err != nil {
 		t.Fatal(err)
