@@ -34,7 +34,7 @@ func (k *checkpointing) tellBefore(ctx context.Context) (uint64, error) {
 		return 0, nil
 	}
 	k.turn.Give()
-	_, err := k.pausing.tellBefore(ctx)
+	err := k.pausing.tellBefore(ctx)
 	if err == nil {
 		if err = k.turn.Take(ctx); err != nil {
 			err = sequence.Join(err, k.tellAfter(context.WithoutCancel(ctx)))
@@ -68,12 +68,12 @@ func (k *checkpointing) endTurn(steps []sequence.Step) []sequence.Step {
 
 // tellBefore tells the program of a checkpoint that is to come. On an error the program has heard
 // that it runs on.
-func (p *pausing) tellBefore(ctx context.Context) (uint64, error) {
+func (p *pausing) tellBefore(ctx context.Context) error {
 	err := p.told.BeforeCheckpoint.Tell(ctx, program(p.s, p.c))
 	if err != nil {
 		err = sequence.Join(err, p.tellAfter(context.WithoutCancel(ctx)))
 	}
-	return 0, err
+	return err
 }
 
 // tellAfter tells the program that it runs on.

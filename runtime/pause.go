@@ -131,7 +131,7 @@ type pausing struct {
 func (p *pausing) prepare(ctx context.Context) {
 	p.told, p.c.hookErr = readHooks(p.c, p.read)
 	if p.c.hookErr == nil {
-		_, p.c.hookErr = p.tellBefore(ctx)
+		p.c.hookErr = p.tellBefore(ctx)
 	}
 	if p.c.hookErr == nil {
 		p.c.told = p
