@@ -245,7 +245,8 @@ func TestHelperKilledInRestore(t *testing.T) {
 		_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
 		done <- err
 	}()
-	// The restored process is runc's child while it waits at the gate; it maps the state's file.
+	// The restored process is runc's child while it waits at the gate; it maps the state's file, by a mount
+	// whose root that is.
 	var helper int
 	harness.Within(t, "the driver's restore", func() bool {
 		runc := runcOf(k)
@@ -256,7 +257,7 @@ func TestHelperKilledInRestore(t *testing.T) {
 		pid := childOf(runc, "gpuwork")
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		helpers := childrenOf(shim, "gpuckpt-cuda-helper")
-		if err != nil || !strings.Contains(string(maps), "/gpu-") || len(helpers) != 1 {
+		if err != nil || !strings.Contains(string(maps), " /\n") || len(helpers) != 1 {
 			return false
 		}
 		helper = helpers[0]

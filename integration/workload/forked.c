@@ -87,16 +87,12 @@ void run_plainbeside(const struct options *o)
 	run_plain(o);
 }
 
-// oddly has names that are no text: its own, and that of a file that it has open, which was removed and
-// has another name.
+// oddly has names that are no text: its own, and that of a file on a volume that it has locked and not open.
 void run_oddly(const struct options *o)
 {
-	static const char name[] = "/odd\x1b[31m\nlevel=fatal msg=forged \xff";
+	static const char name[] = "/volume/odd\x1b[31m\nlevel=fatal msg=forged \xff";
 
-	if (open(name, O_RDWR | O_CREAT, 0600) < 0 || link(name, "/even") || unlink(name)) {
-		perror("gpuwork: odd name");
-		exit(1);
-	}
+	keep_hidden_lock(name);
 	prctl(PR_SET_NAME, "\xff\x1b[31m");
 	if (o->gpu < 0)
 		run_plain(o);
