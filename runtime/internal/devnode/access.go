@@ -16,7 +16,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/opencontainers/cgroups"
-	"github.com/opencontainers/runc/libcontainer"
+	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
@@ -129,19 +129,27 @@ func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
 	return cgroups.WriteFile(filepath.Join("/sys/fs/cgroup/devices", path), file, fmt.Sprintf("%s %d:%d %s", rule.Type, *rule.Major, *rule.Minor, rule.Access))
 }
 
+// runcState is a part of runc's state.json. A device's type is a character; -1 is every number.
+type runcState struct {
+	Config struct {
+		Cgroups struct {
+			Devices []devices.Rule `json:"devices"`
+		} `json:"cgroups"`
+	} `json:"config"`
+}
+
 // runcDeviceRules reads the rules that runc has set for a container, with its own for /dev/null and
-// the like. The last rule that fits a device decides. A device's type is a character; -1 is every
-// number.
+// the like. The last rule that fits a device decides.
 func runcDeviceRules(path string) ([]specs.LinuxDeviceCgroup, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read runc's state: %w", err)
 	}
-	var state libcontainer.State
+	var state runcState
 	if err := json.Unmarshal(data, &state); err != nil {
 		return nil, fmt.Errorf("read runc's state %s: %w", path, err)
 	}
-	if state.Config.Cgroups == nil || state.Config.Cgroups.Resources == nil || len(state.Config.Cgroups.Devices) == 0 {
+	if len(state.Config.Cgroups.Devices) == 0 {
 		return nil, fmt.Errorf("runc's state %s has no rules for devices", path)
 	}
 	var rules []specs.LinuxDeviceCgroup
