@@ -51,7 +51,7 @@ func (r *keys) Start(ctx context.Context) error {
 	return nil
 }
 
-// publish adds the node's key to those that the node had before.
+// publish adds the node's key to its earlier ones.
 func (r *keys) publish(ctx context.Context) error {
 	key, err := r.ring.Key(ctx)
 	if err != nil {

@@ -518,7 +518,13 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err = watch.Stop(err); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
 	}
-	return cmp.Or(locks.Complete(criu.Open(images).Set), memory.Complete(), scheduling.Save(images, c.pids))
+	if err := locks.Complete(criu.Open(images).Set); err != nil {
+		return err
+	}
+	if err := memory.Complete(); err != nil {
+		return err
+	}
+	return scheduling.Save(images, c.pids)
 }
 
 // locks returns the locks of the container's processes. It refuses one that a dump would lose.

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// MaxKeys is how many keys a node has at most: the newest, and those that it had before.
+// MaxKeys is the most keys of a node: the newest, and earlier ones.
 const MaxKeys = 8
 
 // NodeKey makes the keys of the node of its name count on all nodes of the cluster. The node's agent

@@ -16,8 +16,7 @@ import (
 )
 
 // local reports whether a request is of a process of the node's own network with the given user, as the
-// kubelet is. No one else is answered: neither other nodes nor pods, but those that are root on the node's
-// network.
+// kubelet is. Other nodes get no answer, nor do pods that are not root on the node's network.
 func local(r *http.Request, uid int) bool {
 	self, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if !ok {

@@ -35,7 +35,7 @@ func TestHoles(t *testing.T) {
 				t.Errorf("%s, %s: there is no cell, and %d reasons", ph.words, k.words, len(why))
 			}
 			if n > 0 && len(why) > 0 {
-				t.Errorf("%s, %s: there are %d cells, and a reason for none", ph.words, k.words, n)
+				t.Errorf("%s, %s: there are %d cells, and a reason for none: %s", ph.words, k.words, n, reasons[why[0]].why)
 			}
 		}
 	}

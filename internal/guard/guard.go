@@ -103,7 +103,7 @@ func admit(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs st
 }
 
 // Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
-// (package refit), and refuses what CRIU would read there if the container's spec, which is in the
+// (package adapt), and refuses what CRIU would read there if the container's spec, which is in the
 // bundle, does not grant it. The copies lack the memory of the plan, and the locks. Copies and plan must
 // be closed.
 func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, locks filelocks.Locks, err error) {
