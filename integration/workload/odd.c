@@ -62,7 +62,8 @@ static int make_file(const char *name, int flags)
 	return (int)must(open(name, flags));
 }
 
-static void on_path(char *to, const char *suffix) { snprintf(to, 4096, "%s%s", path, suffix); }
+// on_path writes the path of the state's file and a suffix into an array.
+#define on_path(to, suffix) must(snprintf(to, sizeof(to), "%s%s", path, suffix))
 
 // A file of two names, open by the one that is gone; the other is in another directory.
 static void other_name(void)
