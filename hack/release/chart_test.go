@@ -4,9 +4,11 @@
 package main
 
 import (
+	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -387,5 +389,42 @@ func TestUpdate(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(head+strings.TrimSpace(text)+"\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The dashboard and the alerts ask for metrics that there are, by docs/operate.md, and for no other.
+func TestChartMonitoring(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := render(t, "metrics: {podMonitor: true, rules: true, dashboard: true}")["monitoring.yaml"]
+	found := objects(t, text)
+	for _, name := range []string{"PodMonitor/gpuckpt-node", "PrometheusRule/gpuckpt-node", "ConfigMap/gpuckpt-dashboard"} {
+		if found[name] == "" {
+			t.Errorf("no %s", name)
+		}
+	}
+	var dashboard struct{ Data map[string]string }
+	if err := yaml.Unmarshal([]byte(found["ConfigMap/gpuckpt-dashboard"]), &dashboard); err != nil {
+		t.Fatal(err)
+	}
+	if !json.Valid([]byte(dashboard.Data["gpuckpt.json"])) {
+		t.Error("the dashboard is no JSON")
+	}
+	asked := map[string]bool{}
+	for _, metric := range regexp.MustCompile(`gpuckpt_[a-z_]+`).FindAllString(text, -1) {
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			metric = strings.TrimSuffix(metric, suffix)
+		}
+		asked[metric] = true
+	}
+	for metric := range asked {
+		if !strings.Contains(string(page), "`"+metric+"`") {
+			t.Errorf("docs/operate.md has no %s", metric)
+		}
+	}
+	if len(asked) < 6 {
+		t.Errorf("asked for %v alone", slices.Sorted(maps.Keys(asked)))
 	}
 }

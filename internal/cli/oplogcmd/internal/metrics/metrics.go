@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
@@ -25,33 +26,53 @@ type Collector struct {
 	bundles string // a pattern
 
 	operations, failures, bytes *prometheus.CounterVec
-	operation, phase            *prometheus.HistogramVec
+	operation                   *prometheus.HistogramVec
+	phase                       *prometheus.SummaryVec
+	succeeded, build            *prometheus.GaugeVec
 	containers, gpus            *prometheus.Desc
 }
 
-// seconds are the limits of the histograms: from what a small container needs to a disk's time for
+// known are the operations, so that each has its numbers from the start on: a rate of what is not there
+// yet is no rate of 0.
+var known = []string{"checkpoint", "restore", "suspend", "resume"}
+
+// seconds are the limits of the histogram: from what a small container needs to a disk's time for
 // hundreds of GiB.
 var seconds = []float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300}
 
 // New returns a Collector without operations. state is containerd's directory of state,
 // /run/containerd by default, in which the bundles of containers are.
 func New(state string) *Collector {
-	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}, labels)
-	}
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	return &Collector{
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	}
+	c := &Collector{
 		bundles:    filepath.Join(state, "io.containerd.runtime.v2.task", "*", "*"),
 		operations: counter("gpuckpt_operations_total", "Operations that are over: checkpoint, restore, suspend, resume.", "operation", "outcome"),
 		failures:   counter("gpuckpt_failures_total", "Operations that failed, by the step that did.", "operation", "step"),
 		bytes:      counter("gpuckpt_bytes_total", "Bytes that steps moved.", "operation", "phase"),
-		operation:  histogram("gpuckpt_operation_seconds", "How long operations took that succeeded.", "operation"),
-		phase:      histogram("gpuckpt_phase_seconds", "How long the steps of operations took.", "operation", "phase"),
+		operation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "gpuckpt_operation_seconds", Help: "How long operations took that succeeded.", Buckets: seconds,
+		}, []string{"operation"}),
+		// Without limits: there are some forty steps, and each limit would be a series of each.
+		phase: prometheus.NewSummaryVec(prometheus.SummaryOpts{
+			Name: "gpuckpt_phase_seconds", Help: "How long the steps of operations took.",
+		}, []string{"operation", "phase"}),
+		succeeded:  gauge("gpuckpt_last_success_timestamp_seconds", "When the last operation ended that succeeded.", "operation"),
+		build:      gauge("gpuckpt_build_info", "1, with the version of what counts here.", "version"),
 		containers: prometheus.NewDesc("gpuckpt_suspended_containers", "Containers that are suspended now.", nil, nil),
 		gpus:       prometheus.NewDesc("gpuckpt_suspended_gpus", "GPUs that suspended containers have left; a GPU that two have left counts twice.", nil, nil),
 	}
+	c.build.WithLabelValues(version.Short()).Set(1)
+	for _, operation := range known {
+		c.operations.WithLabelValues(operation, "success")
+		c.operations.WithLabelValues(operation, "failure")
+		c.operation.WithLabelValues(operation)
+	}
+	return c
 }
 
 // Add counts operations.
@@ -63,6 +84,7 @@ func (c *Collector) Add(entries []oplog.Entry) {
 		} else {
 			c.operations.WithLabelValues(e.Operation, "success").Inc()
 			c.operation.WithLabelValues(e.Operation).Observe(e.Took.Seconds())
+			c.succeeded.WithLabelValues(e.Operation).Set(float64(e.Began.Add(e.Took).UnixMilli()) / 1000)
 		}
 		for _, p := range e.Phases {
 			c.phase.WithLabelValues(e.Operation, p.Name).Observe(p.Took.Seconds())
@@ -74,7 +96,7 @@ func (c *Collector) Add(entries []oplog.Entry) {
 }
 
 func (c *Collector) parts() []prometheus.Collector {
-	return []prometheus.Collector{c.operations, c.failures, c.bytes, c.operation, c.phase}
+	return []prometheus.Collector{c.operations, c.failures, c.bytes, c.operation, c.phase, c.succeeded, c.build}
 }
 
 // Describe is of prometheus.Collector.

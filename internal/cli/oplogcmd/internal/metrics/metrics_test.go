@@ -15,6 +15,7 @@ import (
 	"net/http/httptest"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
@@ -38,7 +39,7 @@ func TestCollector(t *testing.T) {
 	c := New(state)
 	dump := images.Phase{Name: "dump", Took: 2 * time.Second, Bytes: 1 << 20}
 	c.Add([]oplog.Entry{
-		{Operation: "checkpoint", Took: 3 * time.Second, Phases: []images.Phase{dump}},
+		{Operation: "checkpoint", Began: time.Unix(1000, 0), Took: 3 * time.Second, Phases: []images.Phase{dump}},
 		{Operation: "checkpoint", Took: time.Second, Phases: []images.Phase{dump}, Failed: "dump", Error: "disk full"},
 	})
 	registry := prometheus.NewPedanticRegistry()
@@ -55,6 +56,10 @@ func TestCollector(t *testing.T) {
 		`gpuckpt_bytes_total{operation="checkpoint",phase="dump"} 2.097152e+06`,
 		`gpuckpt_operation_seconds_sum{operation="checkpoint"} 3`,
 		`gpuckpt_phase_seconds_count{operation="checkpoint",phase="dump"} 2`,
+		`gpuckpt_last_success_timestamp_seconds{operation="checkpoint"} 1003`,
+		`gpuckpt_operations_total{operation="restore",outcome="failure"} 0`,
+		`gpuckpt_operation_seconds_count{operation="resume"} 0`,
+		`gpuckpt_build_info{version="` + version.Short() + `"} 1`,
 		`gpuckpt_suspended_containers 1`,
 		`gpuckpt_suspended_gpus 1`,
 	} {
