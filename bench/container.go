@@ -26,6 +26,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/bench/report"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
@@ -267,7 +268,7 @@ func (s *containerSubject) cudaStep(ctx context.Context, init int, step string) 
 }
 
 // readTimeline reads the phases of the shim's last operation on the container.
-func (s *containerSubject) readTimeline() (line sequence.Timeline, err error) {
+func (s *containerSubject) readTimeline() (line oplog.Entry, err error) {
 	path := filepath.Join(s.c.Dir(), "state", "io.containerd.runtime.v2.task", s.c.Namespace(), s.k.ID, sequence.TimelineName)
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
@@ -37,7 +38,7 @@ type listed struct {
 	Bytes uint64 `json:"gpu_bytes"` // in use
 	// Last is the last checkpoint, restore, suspend or resume, if it has had one.
 	Last *lastOperation `json:"last,omitempty"`
-	// Problem is why it cannot be checkpointed, "" if it can.
+	// Problem is why it cannot be checkpointed, as far as is known: "" if nothing is known.
 	Problem string `json:"problem,omitempty"`
 }
 
@@ -45,6 +46,7 @@ type lastOperation struct {
 	Operation string    `json:"operation"`
 	Ended     time.Time `json:"ended"`
 	Seconds   float64   `json:"seconds"`
+	Error     string    `json:"error,omitempty"` // why it failed
 }
 
 func psCommand() *cobra.Command {
@@ -54,7 +56,7 @@ func psCommand() *cobra.Command {
 		Use:   "ps",
 		Short: "List the GPU containers of this node",
 		Long: `List the GPU containers of this node: their state, their GPUs, the GPU memory in use, the last
-checkpoint, restore, suspend or resume, and what keeps them from being checkpointed.`,
+checkpoint, restore, suspend or resume, and what is known to keep them from being checkpointed.`,
 		Example: `  gpuckpt ps
   gpuckpt ps --all-namespaces --json`,
 		Args: cobra.NoArgs,
@@ -162,15 +164,19 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 		return l, nil
 	}
 	l.Last = last(filepath.Join(shim, "cwd", sequence.TimelineName))
-	if l.Last != nil && l.Last.Operation == "suspend" && status.Status == client.Paused {
+	switch {
+	case l.Last == nil:
+	case l.Last.Operation == "suspend" && l.Last.Error == "" && status.Status == client.Paused:
 		l.State, l.Problem = "suspended", "resume it first"
+	case l.Last.Operation == "checkpoint" && l.Last.Error != "":
+		l.Problem = "the last try failed: " + l.Last.Error
 	}
 	return l, nil
 }
 
 // last reads a timeline, nil if there is none.
 func last(file string) *lastOperation {
-	var t sequence.Timeline
+	var t oplog.Entry
 	data, err := os.ReadFile(file)
 	if err == nil {
 		err = json.Unmarshal(data, &t)
@@ -179,21 +185,24 @@ func last(file string) *lastOperation {
 	if err != nil || serr != nil {
 		return nil
 	}
-	return &lastOperation{t.Operation, st.ModTime().UTC(), t.Took.Seconds()}
+	return &lastOperation{t.Operation, st.ModTime().UTC(), t.Took.Seconds(), t.Error}
 }
 
 // psText is a line for each container.
 func psText(found []listed, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "NAMESPACE\tCONTAINER\tSTATE\tGPUS\tGPU MEMORY\tLAST\tCHECKPOINT")
+	fmt.Fprintln(w, "NAMESPACE\tCONTAINER\tSTATE\tGPUS\tGPU MEMORY\tLAST\tPROBLEM")
 	for _, l := range found {
-		did, can := "-", "yes"
+		did, can := "-", "-"
 		if l.Last != nil {
-			did = fmt.Sprintf("%s %s ago", l.Last.Operation, units.HumanDuration(now.Sub(l.Last.Ended)))
+			if did = l.Last.Operation; l.Last.Error != "" {
+				did += " failed"
+			}
+			did = fmt.Sprintf("%s %s ago", did, units.HumanDuration(now.Sub(l.Last.Ended)))
 		}
 		if l.Problem != "" {
-			can = "no: " + l.Problem
+			can = l.Problem
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Namespace, l.Container, l.State, l.GPUs, size(l.Bytes), did, can)
 	}

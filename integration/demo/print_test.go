@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
 func TestCommand(t *testing.T) {
@@ -42,7 +42,7 @@ func TestCommandFits(t *testing.T) {
 }
 
 func TestDraw(t *testing.T) {
-	got := draw(sequence.Timeline{Took: 300 * time.Millisecond, Phases: []images.Phase{
+	got := draw(oplog.Entry{Took: 300 * time.Millisecond, Phases: []images.Phase{
 		{Name: "first", Took: 100 * time.Millisecond, Bytes: 3 << 20},
 		{Name: "instant", Start: 100 * time.Millisecond, Took: time.Microsecond},
 		{Name: "last", Start: 100 * time.Millisecond, Took: 200 * time.Millisecond, Bytes: 5 << 30},

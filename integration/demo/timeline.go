@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
 // bar is how many columns stand for the whole time of an operation.
@@ -16,7 +16,7 @@ const bar = 30
 
 // draw draws a line for each phase: its name, where it lies in the whole, its
 // time and the bytes it moved.
-func draw(t sequence.Timeline) string {
+func draw(t oplog.Entry) string {
 	var b strings.Builder
 	for _, p := range t.Phases {
 		from := min(column(p.Start, t.Took), bar-1)

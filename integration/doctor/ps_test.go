@@ -51,8 +51,8 @@ func TestPs(t *testing.T) {
 	}
 	out := ps()
 	says(out, "ours", "ours running 1")
-	says(out, "ours", "- yes")
-	says(out, "runcs", "no: its runtime, io.containerd.runc.v2, is not gpuckpt's")
+	says(out, "ours", "- -")
+	says(out, "runcs", "its runtime, io.containerd.runc.v2, is not gpuckpt's")
 	if line(out, "without") != nil || line(ps("--all"), "without") == nil {
 		t.Errorf("a container without GPUs is listed by --all alone: %s", out)
 	}

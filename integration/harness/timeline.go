@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
@@ -21,8 +22,8 @@ func (c *Containerd) Bundle(id string) string {
 // Timeline reads the phases of the last checkpoint or restore of the container
 // of that id, which the shim leaves in the bundle and which go with it. The error
 // is fs.ErrNotExist when there was none.
-func (c *Containerd) Timeline(id string) (sequence.Timeline, error) {
-	var line sequence.Timeline
+func (c *Containerd) Timeline(id string) (oplog.Entry, error) {
+	var line oplog.Entry
 	path := filepath.Join(c.Bundle(id), sequence.TimelineName)
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -35,7 +35,7 @@ func TestReport(t *testing.T) {
 	keep(t, "ps.txt", gpuckpt(t, c, "ps"))
 	gpuckpt(t, c, "suspend", "job")
 	ps := gpuckpt(t, c, "ps")
-	if words := strings.Join(strings.Fields(ps), " "); !strings.Contains(words, "job suspended 1 0B suspend") || !strings.Contains(words, "refused running 1") {
+	if words := strings.Join(strings.Fields(ps), " "); !strings.Contains(words, "job suspended 1 0B suspend") || !strings.Contains(words, "refused running 1") || !strings.Contains(words, " ago the last try failed: ") {
 		t.Error(ps)
 	}
 	keep(t, "ps-suspended.txt", ps)

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/fault"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
 
@@ -241,24 +242,15 @@ func (q *Sequence) Phases() []images.Phase {
 	return phases
 }
 
-// TimelineName is the file in a container's bundle that holds the phases of
-// its last checkpoint or restore, for people and benchmarks.
+// TimelineName is the file in a container's bundle that holds its last operation, an oplog.Entry.
 const TimelineName = "gpuckpt-timeline.json"
-
-// Timeline is the content of TimelineName.
-type Timeline struct {
-	Operation string         `json:"operation"` // "checkpoint", "restore", "suspend" or "resume"
-	Phases    []images.Phase `json:"phases"`
-	Took      time.Duration  `json:"tookNs"` // the whole, nanoseconds
-	Failed    bool           `json:"failed,omitempty"`
-}
 
 // Save writes the timeline into the bundle, and a line into the node's log of operations. That they cannot be
 // written is logged and no more.
 func (q *Sequence) Save(ctx context.Context, bundle string) {
 	q.spare.release()
 	e := q.entry(ctx)
-	data, err := json.MarshalIndent(Timeline{Operation: e.Operation, Phases: e.Phases, Took: e.Took, Failed: e.Failed != ""}, "", "  ")
+	data, err := json.MarshalIndent(e, "", "  ")
 	if err == nil {
 		err = os.WriteFile(filepath.Join(bundle, TimelineName), data, 0o600)
 	}
@@ -282,7 +274,7 @@ func (q *Sequence) entry(ctx context.Context) oplog.Entry {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.why != nil {
-		e.Failed, e.Error = q.failed, q.why.Error()
+		e.Failed, e.Error = q.failed, visible.Text(q.why.Error())
 	}
 	return e
 }

@@ -149,7 +149,7 @@ func TestTimeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var line Timeline
+	var line oplog.Entry
 	if err := json.Unmarshal(data, &line); err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestTimeline(t *testing.T) {
 	if line.Phases[0].Bytes != 7 {
 		t.Errorf("%d bytes, want 7", line.Phases[0].Bytes)
 	}
-	if !line.Failed {
+	if line.Failed == "" {
 		t.Error("the timeline does not say that it failed")
 	}
 	noted, err := oplog.Read(logs)

@@ -123,8 +123,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 func (c *Collector) suspended() (containers, gpus int) {
 	bundles, _ := filepath.Glob(c.bundles) // the pattern is right
 	for _, dir := range bundles {
-		var last sequence.Timeline
-		if !read(filepath.Join(dir, sequence.TimelineName), &last) || last.Operation != "suspend" || last.Failed {
+		var last oplog.Entry
+		if !read(filepath.Join(dir, sequence.TimelineName), &last) || last.Operation != "suspend" || last.Failed != "" {
 			continue
 		}
 		containers++

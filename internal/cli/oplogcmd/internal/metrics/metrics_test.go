@@ -24,7 +24,7 @@ func TestCollector(t *testing.T) {
 	for name, files := range map[string]map[string]string{
 		"away": {"gpuckpt-timeline.json": `{"operation":"suspend"}`, "config.json": `{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}]}}`},
 		"back": {"gpuckpt-timeline.json": `{"operation":"resume"}`},
-		"kept": {"gpuckpt-timeline.json": `{"operation":"suspend","failed":true}`},
+		"kept": {"gpuckpt-timeline.json": `{"operation":"suspend","failed":"lock"}`},
 	} {
 		dir := filepath.Join(state, "io.containerd.runtime.v2.task", "default", name)
 		if err := os.MkdirAll(dir, 0o755); err != nil {
