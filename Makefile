@@ -146,7 +146,7 @@ test-pairings: setup build testbeds ## Move GPU memory every way there and back,
 	$(TEST_ENV) GPUCKPT_TEST_PAIRINGS=all go -C integration test -count=1 -v -timeout 60m ./registry -run TestPairings
 
 # Part of `make test`, which tries a sample, by this shim alone. TESTS="fd01 socket-tcp" runs these. Results
-# go to ZDTM, and a run goes on where the last one was cut off. docs/change-it.md says how to publish them.
+# go to ZDTM, and a run goes on where the last one was cut off. docs/internals/change-it.md says how to publish them.
 ZDTM  ?= $(OUT)/zdtm.jsonl
 TESTS ?= all
 .PHONY: test-zdtm
@@ -220,11 +220,11 @@ compatibility: ## Write docs/compatibility.md out of docs/results.
 	go -C integration run ./compatibility
 
 .PHONY: faults-page
-faults-page: ## Write docs/faults.md out of the table of faults.
+faults-page: ## Write docs/internals/faults.md out of the table of faults.
 	go -C integration run ./faults/page
 
 .PHONY: zdtm-page
-zdtm-page: ## Write docs/zdtm.md out of the last results of CRIU's suite.
+zdtm-page: ## Write docs/internals/zdtm.md out of the last results of CRIU's suite.
 	go -C integration run ./zdtm/page
 
 .PHONY: bench-build

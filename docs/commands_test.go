@@ -107,5 +107,9 @@ func paths(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return append(found, "../README.md", "../CONTRIBUTING.md")
+	internals, err := filepath.Glob("internals/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(append(found, internals...), "../README.md", "../CONTRIBUTING.md")
 }

@@ -25,7 +25,7 @@ import (
 func documents(t *testing.T) map[string]string {
 	t.Helper()
 	texts := make(map[string]string)
-	for _, pattern := range []string{"*.md", "decisions/*.md", "results/*.md", "../*.md", "../hack/*.md", "../integration/softcuda/*.md"} {
+	for _, pattern := range []string{"*.md", "internals/*.md", "decisions/*.md", "results/*.md", "../*.md", "../hack/*.md", "../integration/softcuda/*.md"} {
 		paths, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)
@@ -55,7 +55,7 @@ func prose(text string, f func(number int, line string)) {
 
 // The example of a gpuckpt.json is one.
 func TestFormatExample(t *testing.T) {
-	block := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(documents(t)["format.md"])
+	block := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(documents(t)["internals/format.md"])
 	if block == nil {
 		t.Fatal("format.md has no example")
 	}
@@ -110,7 +110,7 @@ func TestStepsExplained(t *testing.T) {
 	texts := documents(t)
 	names := regexp.MustCompile(`(?:Name|Back): "([^"]+)"|q\.time\([^"]*"([^"]+)"|Phase\{Name: "([^"]+)"`)
 	for file, document := range map[string]string{
-		"../runtime/checkpoint.go": "how-it-works.md", "../runtime/restore.go": "how-it-works.md", "../runtime/suspend.go": "suspend.md",
+		"../runtime/checkpoint.go": "internals/how-it-works.md", "../runtime/restore.go": "internals/how-it-works.md", "../runtime/suspend.go": "suspend.md",
 	} {
 		source, err := os.ReadFile(file)
 		if err != nil {
@@ -189,7 +189,7 @@ func TestPaths(t *testing.T) {
 				named = append(named, span[1])
 			}
 		}
-		if path == "change-it.md" { // the tree of rooms
+		if path == "internals/change-it.md" { // the tree of rooms
 			for line := range strings.SplitSeq(text, "\n") {
 				if match := room.FindStringSubmatch(line); match != nil {
 					named = append(named, match[1])
@@ -206,7 +206,7 @@ func TestPaths(t *testing.T) {
 
 // Each room of the house is in the tree of change-it.md, by the last part of its path.
 func TestRooms(t *testing.T) {
-	_, tree, _ := strings.Cut(documents(t)["change-it.md"], "## The rooms")
+	_, tree, _ := strings.Cut(documents(t)["internals/change-it.md"], "## The rooms")
 	tree, _, _ = strings.Cut(tree, "## Where to look")
 	for _, top := range []string{"cmd", "runtime", "internal", "cuda", "cdi", "images"} {
 		err := filepath.WalkDir(filepath.Join("..", top), func(path string, entry fs.DirEntry, err error) error {

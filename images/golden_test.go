@@ -11,7 +11,7 @@ import (
 )
 
 // The checkpoints in testdata were written by the commits of main that are named
-// here. Every later commit reads them: see docs/format.md, "What may change how".
+// here. Every later commit reads them: see docs/internals/format.md, "What may change how".
 func TestGoldenCheckpoints(t *testing.T) {
 	const uuid = "GPU-5af7c0da-0000-4000-8000-000000000000"
 	const xxh = "xxh3-128:a71bbd576c065d1ca6fe1bef160d14e8"

@@ -33,7 +33,7 @@ import (
 const MetadataName = "gpuckpt.json"
 
 // SchemaVersion is the version of the metadata that this package writes. The package reads versions 1 to
-// LatestSchema, of which the last is that of processes with CustomStorage. docs/format.md, "What may change
+// LatestSchema, of which the last is that of processes with CustomStorage. docs/internals/format.md, "What may change
 // how", says when they grow.
 const (
 	SchemaVersion = 2
@@ -58,7 +58,7 @@ func (m *Metadata) HasCustomStorage() bool {
 	return slices.ContainsFunc(m.Processes, func(p Process) bool { return p.CustomStorage })
 }
 
-// Metadata is the content of gpuckpt.json. docs/format.md describes it for others.
+// Metadata is the content of gpuckpt.json. docs/internals/format.md describes it for others.
 type Metadata struct {
 	// SchemaVersion is the version that the file was written in.
 	SchemaVersion int `json:"schemaVersion"`
@@ -119,7 +119,7 @@ func AreaPrefix(pid int) string { return fmt.Sprintf("gpu-%d-", pid) }
 
 // Phase is one step of a checkpoint or a restore.
 type Phase struct {
-	// Name is the step's name in docs/how-it-works.md.
+	// Name is the step's name in docs/internals/how-it-works.md.
 	Name string `json:"name"`
 	// Start is the time from the operation's begin to the step's, and Took how
 	// long the step took, both in nanoseconds.

@@ -21,9 +21,13 @@ func TestDocumentsCall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	internals, err := filepath.Glob("../../docs/internals/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	block := regexp.MustCompile("(?ms)^ *```(?:sh)?\n(.*?)^ *```")
 	lines := map[string][]string{}
-	for _, file := range append(files, "../../README.md") {
+	for _, file := range append(append(files, internals...), "../../README.md") {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Rooms prints the product's packages: the lines of each, the names that it exports, and what it
-// imports of this module. Rooms fails if the house has lost its walls (docs/change-it.md): a package
+// imports of this module. Rooms fails if the house has lost its walls (docs/internals/change-it.md): a package
 // that lies outside of the only package that imports it, too many folders under internal/, an import
 // that points up, or a package that exports too many names.
 // Go files without tests count, those of other architectures included. Integration, bench, hack and

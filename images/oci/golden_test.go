@@ -13,7 +13,7 @@ import (
 )
 
 // The image in testdata was built by the first commit of main that could, ec433ce.
-// Every later commit reads it: see docs/format.md, "What may change how".
+// Every later commit reads it: see docs/internals/format.md, "What may change how".
 func TestGoldenImage(t *testing.T) {
 	store, err := layout.OpenTar(filepath.Join("testdata", "schema-1.tar"))
 	if err != nil {

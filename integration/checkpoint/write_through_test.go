@@ -153,7 +153,7 @@ func TestProcessesWrittenThrough(t *testing.T) {
 		t.Errorf("the files are %v, error %v", left, err)
 	}
 
-	// It may be over the bound when all processors are taken (docs/how-it-works.md):
+	// It may be over the bound when all processors are taken (docs/internals/how-it-works.md):
 	// rarely, and not three times in a row.
 	var dir string
 	for try := 1; ; try++ {

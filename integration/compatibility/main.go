@@ -184,7 +184,7 @@ Each program was checkpointed, killed and restored three times in a row, each ti
 checkpoint before. It then had the lines and the digest of a run that nobody interrupted. Each line
 follows from the whole state of the program, so one lost bit shows.
 [Their sources](../integration/workloads/programs) are short. To run them, see
-[change-it.md](change-it.md#on-a-machine-with-a-gpu).
+[change-it.md](internals/change-it.md#on-a-machine-with-a-gpu).
 `
 
 const tableHead = `| program | result | GPU state | image | checkpoint | restore | kubelet | GPU, driver | results |

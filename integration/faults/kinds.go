@@ -183,7 +183,7 @@ func Faults() []Fault {
 		}
 		faults = append(faults, Fault{
 			Name: "hang-" + victim.Name, Words: victim.Words + " does nothing any more",
-			Found: "it is ended when its time is over ([configuration.md](configuration.md#criu) for CRIU, a minute for another runc, `stall_timeout` for a driver that does nothing, half an hour for GPU memory that moves); then as if it was killed",
+			Found: "it is ended when its time is over ([configuration.md](../configuration.md#criu) for CRIU, a minute for another runc, `stall_timeout` for a driver that does nothing, half an hour for GPU memory that moves); then as if it was killed",
 			Alone: true, SoftwareOnly: victim.Name == Mover,
 			Outcome: func(p Place) (Outcome, bool) {
 				outcome := hit(p, victim.Name)

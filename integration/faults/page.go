@@ -21,8 +21,8 @@ within a step, the fault is made in its middle. After each fault a test checks t
 - the next checkpoint works, and its restore.
 
 A fault never makes a checkpoint wrong: it is complete, or there is none.
-[how-it-works.md](how-it-works.md) explains the steps, and [troubleshooting.md](troubleshooting.md)
-the errors.
+[how-it-works.md](how-it-works.md) explains the steps,
+[troubleshooting.md](../troubleshooting.md) the errors.
 `
 
 const notMade = `
@@ -47,7 +47,7 @@ var WalkPaths = []string{
 	"docs/results/2026-11-24-26b1a67-software-drain/walk.txt",
 }
 
-// Page returns docs/faults.md, with what a walk found.
+// Page returns docs/internals/faults.md, with what a walk found.
 func Page(walk []Tried) string {
 	var b strings.Builder
 	b.WriteString(pageHead)
@@ -81,7 +81,7 @@ func walkPart(walk []Tried) string {
 	var logs []string
 	for _, path := range WalkPaths {
 		dir := filepath.Dir(strings.TrimPrefix(path, "docs/"))
-		logs = append(logs, fmt.Sprintf("[%s](%s/)", filepath.Base(dir), dir))
+		logs = append(logs, fmt.Sprintf("[%s](../%s/)", filepath.Base(dir), dir))
 	}
 	n := tallied(walk, func(Cell) bool { return true })
 	return fmt.Sprintf(`The last walk, of commits %s, tried %d of them on the

@@ -3,7 +3,7 @@
 
 // Package faults is the table of what can go wrong at which step of which operation, and of what
 // must be found then. Its tests make each fault at each point of a shim that was built with the tag
-// "faults" (internal/node/fault), and look; docs/faults.md is made of the same table.
+// "faults" (internal/node/fault), and look; docs/internals/faults.md is made of the same table.
 //
 // A Scenario is an operation with its steps and its way back (this file). A Place is a moment of a step.
 // A Fault is what goes wrong, and says at which places it is made and which Outcome is right there

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Page returns docs/zdtm.md; from is the directory in docs/results that has the results.
+// Page returns docs/internals/zdtm.md; from is the directory in docs/results that has the results.
 func Page(results map[string]Result, from string) string {
 	tests := slices.Sorted(maps.Keys(results))
 	compared := slices.DeleteFunc(slices.Clone(tests), func(test string) bool { return results[test].Skipped != "" })
@@ -25,7 +25,7 @@ restore as a new container. A test passes if its program says so after the resto
 
 A test that passes with runc's shim passes here, or is an [exception](#exceptions), or
 `+"`make test-zdtm`"+` fails. `+"`make test`"+` runs a sample. The results are in
-[%[1]s](results/README.md#%[1]s).
+[%[1]s](../results/README.md#%[1]s).
 
 `, from)
 	outcomes := func(test, way string) (runc, ours *Outcome) { return results[test].Runc[way], results[test].Ours[way] }

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Page writes docs/faults.md out of the table of faults and the log of the last walk. `make
+// Page writes docs/internals/faults.md out of the table of faults and the log of the last walk. `make
 // faults-page` runs it, and a test fails while the committed page is another.
 package main
 
@@ -16,7 +16,7 @@ import (
 func main() {
 	page, err := page("..")
 	if err == nil {
-		err = os.WriteFile("../docs/faults.md", []byte(page), 0o644)
+		err = os.WriteFile("../docs/internals/faults.md", []byte(page), 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "page:", err)

@@ -10,7 +10,7 @@ import (
 
 // The committed page is what the table makes.
 func TestPageIsCurrent(t *testing.T) {
-	committed, err := os.ReadFile("../../../docs/faults.md")
+	committed, err := os.ReadFile("../../../docs/internals/faults.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,6 +19,6 @@ func TestPageIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(committed) != made {
-		t.Error("docs/faults.md is not what the table makes: run make faults-page")
+		t.Error("docs/internals/faults.md is not what the table makes: run make faults-page")
 	}
 }

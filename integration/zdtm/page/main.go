@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Page writes docs/zdtm.md out of the last results of CRIU's suite in docs/results. `make test-zdtm`
+// Page writes docs/internals/zdtm.md out of the last results of CRIU's suite in docs/results. `make test-zdtm`
 // runs it, and a test fails while the committed page is another.
 package main
 
@@ -18,7 +18,7 @@ import (
 func main() {
 	page, err := page("..")
 	if err == nil {
-		err = os.WriteFile("../docs/zdtm.md", []byte(page), 0o644)
+		err = os.WriteFile("../docs/internals/zdtm.md", []byte(page), 0o644)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "page:", err)

@@ -10,7 +10,7 @@ import (
 
 // The committed page is what the committed results make.
 func TestPageIsCurrent(t *testing.T) {
-	committed, err := os.ReadFile("../../../docs/zdtm.md")
+	committed, err := os.ReadFile("../../../docs/internals/zdtm.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -19,7 +19,7 @@ func TestPageIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(committed) != made {
-		t.Error("docs/zdtm.md is not what docs/results makes: run go -C integration run ./zdtm/page")
+		t.Error("docs/internals/zdtm.md is not what docs/results makes: run go -C integration run ./zdtm/page")
 	}
 }
 
