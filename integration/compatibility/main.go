@@ -14,6 +14,7 @@ import (
 	"bytes"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -37,9 +38,9 @@ func main() {
 	if len(os.Args) > 2 {
 		out = os.Args[2]
 	}
-	data, err := page(os.DirFS(results))
+	latest, err := read(os.DirFS(results))
 	if err == nil {
-		err = os.WriteFile(out, data, 0o644)
+		err = errors.Join(os.WriteFile(out, page(latest), 0o644), os.WriteFile(pictureFile(out), picture(latest), 0o644))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "compatibility:", err)
@@ -135,11 +136,7 @@ func readRun(results fs.FS, file string) (*harness.Results, error) {
 const workloads, swapped = "TestWorkloads/", "TestSwapped/"
 
 // page is the document.
-func page(results fs.FS) ([]byte, error) {
-	latest, err := read(results)
-	if err != nil {
-		return nil, err
-	}
+func page(latest map[string]outcome) []byte {
 	var b bytes.Buffer
 	b.WriteString(head)
 	var refused, notRun []programs.Program
@@ -172,7 +169,7 @@ func page(results fs.FS) ([]byte, error) {
 		}
 	}
 	b.WriteString("\n" + recipes)
-	return b.Bytes(), nil
+	return b.Bytes()
 }
 
 const head = `# Compatibility
@@ -180,11 +177,10 @@ const head = `# Compatibility
 <!-- Written by make compatibility out of docs/results. Do not edit. -->
 
 What became of programs as people run them, with default settings, on real GPUs.
-Each program was checkpointed, killed and restored three times in a row, each time from the
-checkpoint before. It then had the lines and the digest of a run that nobody interrupted. Each line
-follows from the whole state of the program, so one lost bit shows.
-[Their sources](../integration/workloads/programs) are short. To run them, see
-[change-it.md](internals/change-it.md#on-a-machine-with-a-gpu).
+Each program was checkpointed, killed and restored three times in a row. It then had the lines and
+the digest of a run that nobody interrupted. Each line follows from the whole state of the program,
+so one lost bit shows. [Their sources](../integration/workloads/programs) are short;
+[change-it.md](internals/change-it.md#on-a-machine-with-a-gpu) runs them.
 `
 
 const tableHead = `| program | result | GPU state | image | checkpoint | restore | kubelet | GPU, driver | results |
@@ -192,10 +188,9 @@ const tableHead = `| program | result | GPU state | image | checkpoint | restore
 `
 
 const features = `
-- "Checkpoint" and "restore" are what the shim takes, in the last of the three rounds. ` + "`ctr`" + `
-  needs more: it writes the image twice, and unpacks it. Some ten programs ran beside each other, so
-  one alone takes less.
-- "Image" is CRIU's files and GPU state. Memory on the host is most of it.
+- "Checkpoint" and "restore" are the shim's times, in the last round. Some ten programs ran at once,
+  so one alone takes less. ` + "`ctr`" + ` takes longer: it writes the image twice, and unpacks it.
+- "Image" is CRIU's files and GPU state. Host memory is most of it.
 - "CUDA C" is streams, events, textures, surfaces, the device's heap, cooperative launches, VMM,
   mapped and registered host memory, pools, graphs with host nodes, variables and constants.
 `
@@ -234,33 +229,32 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 func measured(b *bytes.Buffer, latest map[string]outcome) {
 	if o := latest["TestServer"]; o.passed() {
 		b.WriteString("\n## A server under load\n\nA server of Llama 3 8B's shape was checkpointed with `--leave-running`, suspended and resumed while\n" +
-			"requests came in. Then it was killed and restored three times. What each session said is what a\n" +
-			"server said that nobody interrupted.\n\n" +
+			"requests came in, then killed and restored three times. Its answers are those of a server that\n" +
+			"nobody interrupted.\n\n" +
 			"| requests | failed | longest | suspend | resume | checkpoint | restore | results |\n|---|---|---|---|---|---|---|---|\n")
 		fmt.Fprintf(b, "| %.0f | 0 | %s | %s | %s | %s | %s | %s |\n", o.Numbers["requests_count"], seconds(o.Numbers["longest_request_seconds"]),
 			seconds(o.Times["suspend"]), seconds(o.Times["resume"]), seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), link(o))
 	}
 	if o := latest["TestFirstAnswer/tmpfs"]; o.passed() {
-		b.WriteString("\n## The first answer\n\nA server of that shape with an empty KV cache, from the begin of the restore to the first answer:\n\n" +
-			"| images on | GPU memory | images | restore | first answer | results |\n|---|---|---|---|---|---|\n")
-		for _, medium := range []string{"tmpfs", "disk"} {
-			if o := latest["TestFirstAnswer/"+medium]; o.passed() {
-				fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", medium, size(o.Numbers["gpu_bytes"]), size(o.Numbers["image_bytes"]),
-					seconds(o.Numbers["restored_seconds"]), seconds(o.Numbers["first_answer_seconds"]), link(o))
+		b.WriteString("\n## The first answer\n\nA server of that shape with an empty KV cache, until its first answer ([picture](first-answer.svg)):\n\n" +
+			"| images on | GPU memory | images | first answer | GPU, driver | results |\n|---|---|---|---|---|---|\n")
+		for _, w := range waits(latest) {
+			medium := w.medium
+			if w.restore != "" {
+				medium += ", by " + w.restore
 			}
-		}
-		if o := latest["TestFirstAnswer/registry"]; o.passed() {
-			for _, way := range []struct{ name, words string }{{"restore", "`gpuckpt restore --pull`"}, {"ctr", "ctr with gpuckpt's snapshotter"}} {
-				fmt.Fprintf(b, "| a registry, by %s | %s | %s | %s | %s | %s |\n", way.words, size(o.Numbers["gpu_bytes"]), size(o.Numbers["image_bytes"]),
-					seconds(o.Numbers["restored_by_"+way.name+"_seconds"]), seconds(o.Numbers["first_answer_by_"+way.name+"_seconds"]), link(o))
+			if w.o.interposed() {
+				medium += ", with the interposer"
 			}
-			b.WriteString("\nThe registry is on a loopback port, and the node has nothing of the image. The time begins with the\n" +
-				"pull. *Restore* is until the command ends: that of `gpuckpt restore` also stores the image.\n")
+			fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", medium, size(w.o.Numbers["gpu_bytes"]), size(w.o.Numbers["image_bytes"]),
+				seconds(w.o.Numbers[w.number]), machine(w.o.run), link(w.o))
 		}
+		b.WriteString("\nThe registry is on a loopback port, and the node has nothing of the image. The time begins with the\n" +
+			"pull.\n")
 	}
 	if o := latest["TestCycles"]; o.passed() {
-		b.WriteString("\n## Again and again\n\nThe training with DataLoader's workers went there and back many times, each time from the checkpoint\n" +
-			"before. This is by how much the median of the last quarter of the rounds is above that of the first.\n\n" +
+		b.WriteString("\n## Again and again\n\nThe training with DataLoader's workers was checkpointed and restored many times in a row. The table\n" +
+			"compares the median of the last quarter of the rounds with that of the first.\n\n" +
 			"| rounds | refused, tried again | memory | descriptors | threads | image | GPU state | results |\n|---|---|---|---|---|---|---|---|\n")
 		fmt.Fprintf(b, "| %.0f | %.0f |", o.Numbers["cycles_count"], o.Numbers["refusals_count"])
 		for _, what := range []string{"memory_bytes", "descriptors_count", "threads_count", "image_bytes", "gpu_bytes"} {

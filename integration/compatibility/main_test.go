@@ -13,16 +13,19 @@ import (
 
 // The page is what the results make.
 func TestCommitted(t *testing.T) {
-	want, err := page(os.DirFS("../../docs/results"))
+	latest, err := read(os.DirFS("../../docs/results"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile("../../docs/compatibility.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Error("docs/compatibility.md is not what docs/results make: run `make compatibility`")
+	const committed = "../../docs/compatibility.md"
+	for file, want := range map[string][]byte{committed: page(latest), pictureFile(committed): picture(latest)} {
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("%s is not what docs/results make: run `make compatibility`", file)
+		}
 	}
 }
 
@@ -37,11 +40,11 @@ func results(date, kind, test, outcome string) *fstest.MapFile {
 // line returns the line of the page that begins so.
 func line(t *testing.T, files fstest.MapFS, begin string) string {
 	t.Helper()
-	data, err := page(files)
+	latest, err := read(files)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for l := range strings.Lines(string(data)) {
+	for l := range strings.Lines(string(page(latest))) {
 		if strings.HasPrefix(l, begin) {
 			return strings.TrimSpace(l)
 		}

@@ -301,9 +301,12 @@ func firstAnswer(t *testing.T, result *harness.TestResult, parent string, runs i
 	if cache < 1 {
 		t.Skipf("%s has %d GiB less than a server takes", parent, 1-cache)
 	}
+	began := time.Now()
 	s := serve(t, harness.Name(t), cache)
 	s.ready(ctx, t)
-	s.next(ctx, t, 0, 20)
+	s.next(ctx, t, 0, 1)
+	result.Number("cold_answer_seconds", time.Since(began).Seconds())
+	s.next(ctx, t, 0, 19)
 	before := s.sum(ctx, t)
 	dir := filepath.Join(parent, "server")
 	var gpu uint64

@@ -1,0 +1,95 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// wait is how long a user of the server waits for its first answer.
+type wait struct {
+	o       outcome
+	medium  string // where the images are
+	restore string // what restores it; "" where the medium says it
+	number  string // of the outcome
+}
+
+// waits are those that there are results of; a start without a checkpoint comes first.
+func waits(latest map[string]outcome) (found []wait) {
+	for _, w := range []wait{
+		{latest["TestFirstAnswer/tmpfs"], "cold start, weights made on the GPU", "", "cold_answer_seconds"},
+		{latest["TestFirstAnswer/tmpfs"], "tmpfs", "", "first_answer_seconds"},
+		{latest["TestFirstAnswer/registry"], "registry", "ctr with gpuckpt's snapshotter", "first_answer_by_ctr_seconds"},
+		{latest["TestFirstAnswer/registry"], "registry", "`gpuckpt restore --pull`", "first_answer_by_restore_seconds"},
+		{latest["TestFirstAnswer/disk"], "disk", "", "first_answer_seconds"},
+	} {
+		if w.o.passed() && w.o.Numbers[w.number] > 0 {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+// interposed reports whether the programs of a run had the interposer: its file is named for that.
+func (o outcome) interposed() bool {
+	return strings.Contains(o.file, "-companion") || strings.Contains(o.file, "-interposer")
+}
+
+// picture draws the waits as bars.
+func picture(latest map[string]outcome) []byte {
+	const width, row, left, bars = 880, 44, 390, 400
+	all := waits(latest)
+	longest := 0.0
+	for _, w := range all {
+		longest = max(longest, w.o.Numbers[w.number])
+	}
+	var b strings.Builder
+	height := 62 + row*len(all)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif" font-size="15">
+<title>Seconds until a server of Llama 3 8B's shape gives its first answer.</title>
+<style>
+.back { fill: #ffffff; stroke: #d0d7de; }
+.cold { fill: #8c959f; }
+.bar { fill: #2da44e; }
+text { fill: #1f2328; }
+.dim { fill: #57606a; font-size: 12px; }
+.head { font-weight: 600; }
+@media (prefers-color-scheme: dark) {
+.back { fill: #0d1117; stroke: #30363d; }
+.bar { fill: #3fb950; }
+text { fill: #e6edf3; }
+.dim { fill: #9198a1; }
+}
+</style>
+<rect class="back" x="0.5" y="0.5" width="%d" height="%d" rx="8"/>
+<text class="head" x="20" y="32">Seconds until a server of Llama 3 8B's shape gives its first answer <tspan class="dim">(GPU, its memory in use, commit)</tspan></text>
+`, width, height, width-1, height-1)
+	for i, w := range all {
+		y := 50 + row*i
+		seconds := w.o.Numbers[w.number]
+		class, label := "bar", "restored from a "+w.medium
+		if w.restore != "" {
+			label = w.medium + ": " + strings.Trim(w.restore, "`")
+		}
+		if strings.HasPrefix(w.medium, "cold") {
+			class, label = "cold", w.medium
+		}
+		commit := w.o.run.Commit[:min(7, len(w.o.run.Commit))]
+		notes := []string{strings.TrimPrefix(w.o.run.GPUs[0].Name, "NVIDIA "), size(w.o.Numbers["gpu_bytes"]), commit}
+		if w.o.interposed() {
+			notes = append(notes, "with the interposer")
+		}
+		length := bars * seconds / longest
+		fmt.Fprintf(&b, `<text x="20" y="%d">%s</text><text class="dim" x="20" y="%d">%s</text>`, y+14, label, y+30, strings.Join(notes, ", "))
+		fmt.Fprintf(&b, `<rect class="%s" x="%d" y="%d" width="%.0f" height="24" rx="3"/><text class="head" x="%.0f" y="%d">%.1f s</text>`+"\n",
+			class, left, y+4, length, left+length+8, y+21, seconds)
+	}
+	b.WriteString("</svg>\n")
+	return []byte(b.String())
+}
+
+// pictureFile is the picture beside a page.
+func pictureFile(page string) string { return path.Join(path.Dir(page), "first-answer.svg") }
