@@ -34,7 +34,8 @@ func results(date, kind, test, outcome string) *fstest.MapFile {
 	return &fstest.MapFile{Data: []byte(`{"date": "` + date + `", "gpuKind": "` + kind + `", "driver": "580.1",
 		"gpus": [{"name": "NVIDIA H200"}],
 		"tests": [{"name": "` + test + `", "outcome": "` + outcome + `", "times": {"checkpoint/whole": 1.234},
-			"numbers": {"image_bytes": 3e9, "process0_gpu_state_bytes": 4e8, "process1_gpu_state_bytes": 5e8}}]}`)}
+			"numbers": {"image_bytes": 3e9, "process0_gpu_state_bytes": 4e8, "process1_gpu_state_bytes": 5e8,
+				"cold_answer_seconds": 25, "first_answer_seconds": 3.2, "first_answer_by_ctr_seconds": 4.8}}]}`)}
 }
 
 // line returns the line of the page that begins so.
@@ -90,15 +91,22 @@ func TestPage(t *testing.T) {
 		t.Errorf("of a refusal it says %q", got)
 	}
 	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/tmpfs", "passed")
-	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB |") {
+	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB | 3.2 s |") {
 		t.Errorf("of the first answer it says %q", got)
 	}
-	if got := line(t, files, "| a registry"); got != "" {
+	if got := line(t, files, "| registry"); got != "" {
 		t.Errorf("of a registry that was not tried it says %q", got)
 	}
 	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/registry", "passed")
-	if got := line(t, files, "| a registry, by ctr"); !strings.Contains(got, "| 3.0 GB |") {
+	if got := line(t, files, "| registry, by ctr"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
 		t.Errorf("of the first answer from a registry it says %q", got)
+	}
+	latest, err := read(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := string(picture(latest)); !strings.Contains(got, `class="cold"`) || !strings.Contains(got, ">25.0 s<") || strings.Count(got, `class="bar"`) != 2 {
+		t.Errorf("the picture is %s", got)
 	}
 	if got := line(t, files, jax); !strings.Contains(got, "jax_training.py") {
 		t.Error("what has no result is not listed")
