@@ -131,8 +131,8 @@ func parseCheckpointArgs(argv []string) (s step, help string, err error) {
 	})
 	asked := f.BoolP("help", "h", false, "print this help message")
 	if slices.ContainsFunc(argv, func(a string) bool { return a == "--launch-job" || strings.HasPrefix(a, "--launch-job=") }) {
-		return s, "", errors.New("--launch-job is not supported: it starts jobs that share GPU memory, whose checkpoints gpuckpt refuses; " +
-			"call NVIDIA's own cuda-checkpoint, of driver 590 or newer, for it")
+		return s, "", errors.New("--launch-job is not supported: it starts jobs that share GPU memory; " +
+			"run them in a container with the annotation dev.gpuckpt.interposer=true, or call NVIDIA's own cuda-checkpoint, of driver 590 or newer")
 	}
 	err = f.Parse(argv)
 	s.timeout = time.Duration(*ms) * time.Millisecond
