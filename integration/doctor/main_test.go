@@ -101,8 +101,7 @@ func is(t *testing.T, c doctor.Check, status doctor.Status, words ...string) {
 	}
 }
 
-// keep writes what doctor prints to the directory for results, if there is one:
-// docs/doctor.md shows it.
+// keep writes what doctor prints to the directory for results, if there is one.
 func keep(t *testing.T, name, text string) {
 	t.Helper()
 	if dir := os.Getenv("OUT"); dir != "" {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// The file and the commands of docs/nerdctl.md: a service of nerdctl compose with a GPU is
+// The file and the commands of docs/clients.md: a service of nerdctl compose with a GPU is
 // checkpointed, and continues. nerdctl asks for the GPU by NVIDIA's hook, which would fail here: the
 // runtime gives the GPU by the CDI specification.
 func TestCompose(t *testing.T) {
@@ -25,14 +25,14 @@ func TestCompose(t *testing.T) {
 	if document == "" {
 		document = filepath.Join("..", "..")
 	}
-	document = filepath.Join(document, "docs", "nerdctl.md")
+	document = filepath.Join(document, "docs", "clients.md")
 	text, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)
 	}
 	block := regexp.MustCompile("(?s)```yaml\n(services:.*?)```").FindSubmatch(text)
 	if block == nil {
-		t.Fatal("nerdctl.md has no compose file")
+		t.Fatal("clients.md has no compose file")
 	}
 	port, err := harness.FreePort()
 	if err != nil {
