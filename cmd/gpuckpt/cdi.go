@@ -57,7 +57,7 @@ update.`,
 	}
 	generate.Flags().StringVar(&output, "output", "", "file to write, such as /etc/cdi/nvidia.json (default: standard output)")
 	generate.Flags().StringVar(&root, "driver-root", "", "where the driver's files are, such as /run/nvidia/driver (default: where the driver is found)")
-	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
+	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: next to this program, then in $PATH)")
 	_ = generate.MarkFlagFilename("output")
 	_ = generate.MarkFlagFilename("helper")
 	_ = generate.MarkFlagDirname("driver-root")

@@ -52,12 +52,12 @@ func checkpointCommand() *cobra.Command {
 		Long: `Make a checkpoint image of a running container.
 
 The container is paused and dumped, in memory if that has room, and the image is built of the
-dump in containerd. With --leave-running the container runs on as soon as the dump is complete
+dump in containerd. With --leave-running the container continues as soon as the dump is complete
 and its GPU filled again. Otherwise it ends once the image is complete. If anything fails,
 the container is as it was before, and there is no image.
 
-Several containers, or all of a pod (--pod), are taken in one cut: none is dumped before all
-are paused, none runs on before all are dumped, and if one fails all run on. The image of
+Several containers, or all of a pod (--pod), are taken in one cut. None is dumped before all
+are paused, and none continues before all are dumped. If one fails, all continue. The image of
 each has "-" and the container's name behind its tag. With --pod, CONTAINER is a name in the
 pod; one that is named alone has the tag as it is.
 
@@ -139,13 +139,13 @@ push" does. If that fails, the image stays in containerd.`,
 	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut, or those that are named")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.StringVar(&o.WaitFor, "wait-for", "", "begin once this path is there in the container, /run/ready")
-	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image as well, so that whoever runs it on this node need not")
+	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image too, which saves time at a restore on this node")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
 	c.MarkFlagsOneRequired("image", "push")
 	_ = c.RegisterFlagCompletionFunc("image", d.images)
 	_ = c.MarkFlagDirname("image-path")
-	f.StringVar(&inMemory, "in-memory", "", "most memory that the dump may take, 16GiB; 0 for none: what has no room there is dumped to the disk (default: three quarters of what is available, and none if --image-path is named)")
+	f.StringVar(&inMemory, "in-memory", "", "most memory that the dump may take, 16GiB; 0 for none. The rest is dumped to the disk (default: three quarters of what is available, and none if --image-path is named)")
 	return c
 }
 

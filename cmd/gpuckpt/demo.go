@@ -22,8 +22,8 @@ func demoCommand() *cobra.Command {
 		Short: "Show a checkpoint and a restore, without a GPU",
 		Long: `Show a checkpoint and a restore of a container that counts in GPU memory.
 
-It uses a GPU of this machine, or else a software GPU, and starts a containerd of its own, which it
-stops at the end, or with --keep at Ctrl-C. Its programs come in the package gpuckpt-demo.`,
+It uses a GPU of this machine, or else a software GPU. It starts a containerd of its own, and stops it
+at the end, or with --keep at Ctrl-C. Its programs come in the package gpuckpt-demo.`,
 		Example: `  gpuckpt demo
   gpuckpt demo --keep     # and try ctr and gpuckpt in another terminal`,
 		Args: cobra.NoArgs,

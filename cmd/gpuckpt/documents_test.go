@@ -11,6 +11,9 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/gpuckpt/gpuckpt/docs/english"
 )
 
 // Every gpuckpt command in the documents and in the help texts' examples is one that there is, with
@@ -80,4 +83,32 @@ func parses(args []string) error {
 		return nil
 	}
 	return c.ValidateArgs(c.Flags().Args())
+}
+
+// The help texts are plain English, as the documents are.
+func TestHelpEnglish(t *testing.T) {
+	checked := 0
+	var check func(c *cobra.Command)
+	check = func(c *cobra.Command) {
+		// What is indented is a table or a command.
+		texts := map[string]string{"short": c.Short, "long": regexp.MustCompile(`(?m)^  .*$`).ReplaceAllString(c.Long, "")}
+		for _, flags := range []*pflag.FlagSet{c.Flags(), c.PersistentFlags()} {
+			flags.VisitAll(func(f *pflag.Flag) { texts["--"+f.Name] = f.Usage })
+		}
+		for where, text := range texts {
+			english.Paragraphs(text, func(_ int, paragraph string) {
+				checked++
+				for _, fault := range english.Faults(paragraph) {
+					t.Errorf("%s, %s: %s", c.CommandPath(), where, fault)
+				}
+			})
+		}
+		for _, sub := range c.Commands() {
+			check(sub)
+		}
+	}
+	check(rootCommand())
+	if checked < 100 {
+		t.Errorf("only %d texts were found", checked)
+	}
 }

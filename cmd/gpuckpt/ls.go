@@ -28,8 +28,9 @@ func lsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "List the checkpoint images in containerd",
-		Long: `List the checkpoint images in containerd, the newest first: the container that each was taken of,
-when, the size of what it adds to its base image, and the key that signed it if that counts here.`,
+		Long: `List the checkpoint images in containerd, the newest first. Of each it shows the container, the
+time, and the size of what it adds to its base image. It also shows the key that signed it, if this node
+trusts that.`,
 		Example: `  gpuckpt ls
   gpuckpt ls --namespace k8s.io --json`,
 		Args: cobra.NoArgs,

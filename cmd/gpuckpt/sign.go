@@ -41,7 +41,7 @@ Other nodes restore this node's checkpoints once the output is a file NAME.pub i
 	}
 	list := &cobra.Command{
 		Use:   "list",
-		Short: "List the keys whose signatures count on this node",
+		Short: "List the keys that this node trusts",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			node, err := config.Load()
@@ -80,8 +80,8 @@ func signCommand() *cobra.Command {
 	var manifest bool
 	c := &cobra.Command{
 		Use:   "sign SOURCE [DESTINATION]",
-		Short: "Sign a checkpoint, so that nodes where the key counts restore it",
-		Long: `Sign a checkpoint, so that nodes where the key counts restore it. Who signs vouches for
+		Short: "Sign a checkpoint, so that nodes that trust the key restore it",
+		Long: `Sign a checkpoint, so that nodes that trust the key restore it. Who signs vouches for
 all that is in it, like for a program that is to run as root on those nodes.
 
 A dump is signed where it lies. Anything else is written to DESTINATION, in containerd by

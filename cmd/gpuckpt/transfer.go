@@ -95,7 +95,7 @@ func pushCommand() *cobra.Command {
 	var recipients []string
 	c := &cobra.Command{
 		Use:   "push REF [TARGET]",
-		Short: "Send an image to a registry, encrypted if you like",
+		Short: "Send an image to a registry, optionally encrypted",
 		Long: `Send an image to the registry in its name, or in TARGET. Blobs that the registry has
 are not sent again: those of the last checkpoint, and those of an interrupted push.
 The credentials are those of "docker login".

@@ -191,8 +191,8 @@ const features = `
 - "Checkpoint" and "restore" are the shim's times, in the last round. Some ten programs ran at once,
   so one alone takes less. ` + "`ctr`" + ` takes longer: it writes the image twice, and unpacks it.
 - "Image" is CRIU's files and GPU state. Host memory is most of it.
-- "CUDA C" is streams, events, textures, surfaces, the device's heap, cooperative launches, VMM,
-  mapped and registered host memory, pools, graphs with host nodes, variables and constants.
+- "CUDA C" is streams, events, textures, surfaces, the device's heap, cooperative launches, VMM, and
+  mapped and registered host memory. It also is pools, graphs with host nodes, variables, constants.
 `
 
 // row writes what became of a program that is to travel.

@@ -85,7 +85,7 @@ func Faults() []Fault {
 		},
 		{
 			Name: "SIGSEGV-program", Words: "the program crashes (SIGSEGV)",
-			Found: "as for a program that is killed. One that is held meanwhile crashes when it goes on",
+			Found: "as for a program that is killed. One that is held meanwhile crashes when it continues",
 			Outcome: func(p Place) (Outcome, bool) {
 				runs := p.Moment == "begin" && !p.Scenario.InTurn && slices.Contains([]string{"tell before", "pause", "tell restored"}, p.Step)
 				return Ends, (runs || p.sampled()) && p.has(Program)
@@ -183,7 +183,7 @@ func Faults() []Fault {
 		}
 		faults = append(faults, Fault{
 			Name: "hang-" + victim.Name, Words: victim.Words + " does nothing any more",
-			Found: "it is ended when its time is over ([configuration.md](../configuration.md#criu) for CRIU, a minute for another runc, `stall_timeout` for a driver that does nothing, half an hour for GPU memory that moves); then as if it was killed",
+			Found: "it is ended when its time is over; then as if it was killed",
 			Alone: true, SoftwareOnly: victim.Name == Mover,
 			Outcome: func(p Place) (Outcome, bool) {
 				outcome := hit(p, victim.Name)
@@ -196,7 +196,7 @@ func Faults() []Fault {
 	}
 	faults = append(faults, Fault{
 		Name: hangDriver, Words: "the driver does nothing any more in the middle of a copy",
-		Found: "it is given up after `stall_timeout`, a minute. The container stays paused, until the driver goes on and `ctr tasks resume` succeeds; of a restore nothing is left",
+		Found: "it is given up after `stall_timeout`, a minute. The container stays paused, until the driver continues and `ctr tasks resume` succeeds; of a restore nothing is left",
 		Alone: true, SoftwareOnly: true,
 		Outcome: func(p Place) (Outcome, bool) {
 			outcome := Back
@@ -237,7 +237,7 @@ func Faults() []Fault {
 		},
 	}, Fault{
 		Name: recordsFull, Words: "the disk of `state_dir` is full",
-		Found: "the operation is refused, and the error says no space left on device; a resume goes on without. Where the disk is full later, the record says too little and the operation goes on",
+		Found: "the operation is refused, and the error says no space left on device; a resume continues without. Where the disk is full later, the record says too little and the operation continues",
 		Alone: true,
 		Outcome: func(p Place) (Outcome, bool) {
 			if p.first() && p.Scenario.Operation != "resume" {
@@ -254,7 +254,7 @@ func Faults() []Fault {
 		},
 	}, Fault{
 		Name: "block-reads", Words: "the block device below a file system fails to read: that of the checkpoint, or of the spill",
-		Found:        "as for a step that fails, where the kernel does not have the bytes in memory; the error says input/output error. Where it has dropped them since the shim has read them, the program ends by SIGBUS in the driver: of a restore nothing is left, and a suspended container ends",
+		Found:        "as for a step that fails, where the kernel does not have the bytes in memory; the error says input/output error. Where it has dropped them since the shim has read them, the program ends by SIGBUS in the driver. Of a restore nothing is left, and a suspended container ends",
 		SoftwareOnly: true,
 		Outcome: func(p Place) (Outcome, bool) {
 			if p.Scenario.Name == "resume-spill" && p.Step == "give GPU state back" {

@@ -6,16 +6,17 @@ package faults
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
 const pageHead = `# What can go wrong, and what you will find
 
-This page is made of the table that ` + "`make test-faults`" + ` works through: each fault is made at the
-begin and at the end of each step, and of each undo on the way back. Where a process lives only
-within a step, the fault is made in its middle. After each fault a test checks that
+` + "`make test-faults`" + ` makes each fault at the start and at the end of each step, and of each undo.
+Where a process lives only within a step, the fault is made in its middle. After each fault a test
+checks that
 
-- the program counts on with the right number, or has ended where the table says so;
+- the program counts with the right number, or has ended where the table says so;
 - nothing is locked, frozen, traced, mapped or mounted, and no process, cgroup, open file, directory
   or lease is left;
 - the next checkpoint works, and its restore.
@@ -26,18 +27,18 @@ A fault never makes a checkpoint wrong: it is complete, or there is none.
 `
 
 const notMade = `
+A process that does nothing is ended: CRIU after [a time](../configuration.md#criu), another runc
+after a minute. A driver that does nothing has ` + "`stall_timeout`" + `, GPU memory that moves half an hour.
+
 ## What is not made
 
-- **The wall clock jumps.** No wait goes by it: a test reads the product's source for times without
-  the monotonic clock, and knows what each is for. The clock of a machine that others use cannot be
-  set, and a time namespace has no wall clock of its own. containerd ends leases by the wall clock:
-  a jump of a day can end that of an image that is being built.
-- **The private copy of CRIU's images is full.** It is memory with a bound of its own, which a unit
-  test reaches.
+- **The wall clock jumps.** No wait uses it, which a test of the product's source checks. containerd
+  ends leases by it: a jump of a day can end that of an image that is being built.
+- **The private copy of CRIU's images is full.** A unit test reaches its bound.
 - **A SIGSEGV that somebody sends to the program.** The kernel drops it, as the program is the first
   process of its container. The test has the program crash.
-- **A block device loses a write and says nothing.** The digests of GPU state and of signed
-  checkpoints find what is wrong; loss of power at each flush is tested (TestPowerLost).
+- **A block device loses a write and says nothing.** Digests find what is wrong; loss of power at
+  each flush is tested (` + "`TestPowerLost`" + `).
 - **A fault of the machine's hardware or of its kernel.**
 `
 
@@ -65,15 +66,30 @@ func Page(walk []Tried) string {
 			b.WriteString("\n## Faults of operations\n\n")
 		}
 		b.WriteString("| what goes wrong | what you find | places | passed |\n|---|---|---|---|\n")
-		for _, f := range Faults() {
-			if f.Command == command {
-				n := tallied(walk, func(c Cell) bool { return c.Fault.Name == f.Name })
-				fmt.Fprintf(&b, "| %s | %s | %d | %d |\n", f.Words, f.Found, n.cells, n.passed)
+		for _, found := range findings(command) {
+			var words []string
+			names := make(map[string]bool)
+			for _, f := range Faults() {
+				if f.Command == command && f.Found == found {
+					words, names[f.Name] = append(words, f.Words), true
+				}
 			}
+			n := tallied(walk, func(c Cell) bool { return names[c.Fault.Name] })
+			fmt.Fprintf(&b, "| %s | %s | %d | %d |\n", strings.Join(words, "; "), found, n.cells, n.passed)
 		}
 	}
 	b.WriteString(notMade)
 	return b.String()
+}
+
+// findings are what the faults lead to, each once, in the order of the table.
+func findings(command bool) (found []string) {
+	for _, f := range Faults() {
+		if f.Command == command && !slices.Contains(found, f.Found) {
+			found = append(found, f.Found)
+		}
+	}
+	return found
 }
 
 // walkPart is what a walk found.

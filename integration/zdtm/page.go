@@ -18,9 +18,9 @@ func Page(results map[string]Result, from string) string {
 	fmt.Fprintf(&b, `# CRIU's own suite
 
 `+"`make test-zdtm`"+` makes this page. It builds the static tests of the CRIU release that gpuckpt ships,
-and runs each in a container with a network of its own: by runc's shim, with the options that the
-suite gives CRIU, and by gpuckpt's shim, with none. "In place" is a checkpoint into a directory that
-ends the container, and a restore in the same container. "Image" is a checkpoint image by ctr, and a
+and runs each in a container with a network of its own. runc's shim gets the options that the suite
+gives CRIU, gpuckpt's shim none. "In place" is a checkpoint into a directory that ends
+the container, and a restore in the same container. "Image" is a checkpoint image by ctr, and a
 restore as a new container. A test passes if its program says so after the restore.
 
 A test that passes with runc's shim passes here, or is an [exception](#exceptions), or
@@ -109,20 +109,17 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// wrap makes a paragraph of at most 100 columns.
+// wrap makes a list of at most 100 columns.
 func wrap(what string, names []string) string {
 	var b strings.Builder
-	line := fmt.Sprintf("%s (%d):", what, len(names))
-	for i, name := range names {
-		if i < len(names)-1 {
-			name += ","
-		}
+	fmt.Fprintf(&b, "%s (%d):\n\n```text\n", what, len(names))
+	line := ""
+	for _, name := range names {
 		if len(line)+1+len(name) > 100 {
 			b.WriteString(line + "\n")
-			line = name
-		} else {
-			line += " " + name
+			line = ""
 		}
+		line = strings.TrimPrefix(line+" "+name, " ")
 	}
-	return b.String() + line + "\n\n"
+	return b.String() + line + "\n```\n\n"
 }

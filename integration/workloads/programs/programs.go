@@ -81,7 +81,7 @@ var List = []Program{
 	{Name: "resnet152", What: "torchvision's resnet152 in training", File: "train.py", Args: []string{"--model", "resnet152"}, GPU: 16, Host: 20, Limit: long},
 	{Name: "eight", What: "eight processes on one GPU", File: "eight.cu", GPU: 10, Host: 14, Limit: short},
 	{Name: "dataloader", What: "`DataLoader`, 4 workers, pinned memory", File: "dataloader.py", GPU: 2, Host: 12, Limit: short},
-	{Name: "multiprocessing", What: "Python `multiprocessing` beside CUDA", File: "processes.py", GPU: 2, Host: 12, Limit: short},
+	{Name: "multiprocessing", What: "Python `multiprocessing` with CUDA", File: "processes.py", GPU: 2, Host: 12, Limit: short},
 	{Name: "ddp", What: "DDP, two processes on one GPU, gloo", File: "ddp.py", Connected: true, GPU: 4, Host: 14, Limit: short},
 	{Name: "nccl", What: "DDP, NCCL with one rank", File: "nccl.py", Connected: true, GPU: 3, Host: 10, Limit: short},
 	{Name: "nccl-shm", What: "DDP, NCCL with two ranks over shared host memory", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "shm"}, Connected: true, GPU: 4, Host: 20, Limit: short},
@@ -125,7 +125,7 @@ var List = []Program{
 	{Name: "numba", What: "Numba: kernels, pinned and mapped memory", File: "numba_kernels.py", Module: "numba", GPU: 2, Host: 8, Limit: short},
 	{Name: "notebook", What: "kernel such as Jupyter's, over ZMQ", File: "notebook.py", Module: "zmq", Connected: true, GPU: 2, Host: 10, Limit: short},
 	{Name: "forks", What: "fork after CUDA began", File: "forks.py", GPU: 2, Host: 10, Limit: short},
-	{Name: "nvml", What: "NVML monitor beside CUDA", File: "nvml_monitor.py", Module: "pynvml", GPU: 2, Host: 8, Limit: short},
+	{Name: "nvml", What: "NVML monitor with CUDA", File: "nvml_monitor.py", Module: "pynvml", GPU: 2, Host: 8, Limit: short},
 	{Name: "cuda-c", What: "CUDA C: all of the list below", File: "features.cu", GPU: 2, Host: 6, Limit: short},
 	{
 		Name: "ipc", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors)", File: "cuda_ipc.py", Refused: []string{"CUDA IPC"},

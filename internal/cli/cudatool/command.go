@@ -112,7 +112,7 @@ A process is running, locked or checkpointed:
 		c.AddCommand(sc)
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: beside this program, then in $PATH)")
+	f.StringVar(&o.helper, "helper", "", "path of "+cuda.HelperName+" (default: next to this program, then in $PATH)")
 	f.IntVar(&o.join, "join", 0, "act from inside the mount and pid namespaces of this pid; PID then counts there")
 	f.BoolVar(&o.json, "json", false, "print JSON")
 	_ = c.MarkPersistentFlagFilename("helper")

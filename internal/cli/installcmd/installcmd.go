@@ -31,10 +31,10 @@ func Install() *cobra.Command {
 		Short: "Install gpuckpt on this node and make containerd know it",
 		Long: `Install gpuckpt on this node and make containerd know it.
 
-It copies the programs of the release that this program lies in below a prefix, and adds the runtime
-"gpuckpt" to containerd's configuration: by a file in conf.d, by an import where containerd does not
-read that directory, or by the template of k3s and RKE2. It asks containerd itself whether the
-configuration then means what it meant before, and else leaves it as it was.
+It copies the programs of this program's release below a prefix, and adds the runtime "gpuckpt" to
+containerd's configuration. That is a file in conf.d, an import where containerd does not read that
+directory, or the template of k3s and RKE2. If containerd's configuration then differs in anything
+else, it is left as it was.
 
 Run it again to upgrade. Containers that run keep the programs that they were started with.
 containerd must be restarted once to read its configuration: by --restart, or by you. A restart

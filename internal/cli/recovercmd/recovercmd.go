@@ -35,8 +35,8 @@ func Command() *cobra.Command {
 		Long: `Undo what a shim or a node that died has left, of one container or of all.
 
 It reads the records that shims keep of containers that they change (state_dir in the
-configuration). Where the shim is dead it thaws and unlocks the container if containerd has
-not ended it, and removes incomplete checkpoints, GPU state that is of no use, and what a
+configuration). Where the shim is dead it thaws and unlocks the container, if containerd has
+not ended it. It removes incomplete checkpoints, GPU state that is of no use, and what a
 restore has left. It prints what it did and what you must do. It leaves complete
 checkpoints alone, and containers whose shim lives. It also resumes the containers that a
 killed "gpuckpt checkpoint" had paused.`,
@@ -74,7 +74,7 @@ killed "gpuckpt checkpoint" had paused.`,
 	c.Flags().StringVarP(&address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
 	c.Flags().StringVar(&dumps, "image-path", cmp.Or(os.Getenv("GPUCKPT_IMAGE_PATH"), capture.DefaultDir), "where \"gpuckpt checkpoint\" makes its dumps ($GPUCKPT_IMAGE_PATH)")
 	_ = c.MarkFlagDirname("image-path")
-	c.Flags().BoolVar(&kill, "kill", false, "end containers that cannot go on, because their GPU state went with their shim")
+	c.Flags().BoolVar(&kill, "kill", false, "end containers that cannot continue, because their GPU state was lost with their shim")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }
