@@ -132,20 +132,7 @@ func TestStepsExplained(t *testing.T) {
 // Each test that the model of threats and the promises name is there. Each finding of the review has a row
 // with a test, or one that says that it is open.
 func TestSecurityNamesTests(t *testing.T) {
-	there, declared := make(map[string]bool), regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		source, err := os.ReadFile(path)
-		for _, match := range declared.FindAllStringSubmatch(string(source), -1) {
-			there[match[1]] = true
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	there := tests(t)
 	texts, named := documents(t), regexp.MustCompile("`(Test\\w+)`")
 	for _, path := range []string{"security.md", "secure.md", "../SECURITY.md"} {
 		for _, match := range named.FindAllStringSubmatch(texts[path], -1) {
