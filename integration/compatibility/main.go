@@ -102,8 +102,8 @@ func read(results fs.FS) (map[string]outcome, error) {
 		}
 		for _, test := range run.Tests {
 			name := prefix + test.Name
-			// A swap is the same journey, between two GPUs.
-			name = strings.Replace(name, swapped, workloads, 1)
+			// A swap is the same journey, between two GPUs; a refusal, and a bandwidth, have tests of their own.
+			name = strings.NewReplacer(swapped, workloads, "TestRefusedOverNVLink/", workloads, "TestBandwidth", workloads+"nccl-bandwidth").Replace(name)
 			// The interposer's name until November 2026.
 			name = strings.Replace(name, "-companion", "-interposer", 1)
 			o := outcome{test, run, file}
@@ -204,8 +204,7 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 	if strings.HasPrefix(o.Name, swapped) {
 		result += ", GPUs swapped"
 	}
-	// Results from before it was noted are of containers that had the annotation.
-	if asked, noted := o.Numbers["tcp_established_count"]; p.Connected && (!noted || asked > 0) {
+	if o.Numbers["tcp_established_count"] > 0 {
 		result += ", with `tcp-established`"
 	}
 	if kubelet.TestResult != nil {

@@ -90,6 +90,10 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, "| managed"); !strings.Contains(got, "refused, runs on") {
 		t.Errorf("of a refusal it says %q", got)
 	}
+	files["a/refused.json"] = results("2026-01-02T00:00:00Z", "real", "TestRefusedOverNVLink/nccl-ipc", "passed")
+	if got := line(t, files, "| DDP, NCCL with two ranks over NVLink, by CUDA IPC |"); !strings.Contains(got, "refused, runs on") {
+		t.Errorf("of a refusal over NVLink it says %q", got)
+	}
 	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/tmpfs", "passed")
 	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB | 3.2 s |") {
 		t.Errorf("of the first answer it says %q", got)
