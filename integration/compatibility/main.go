@@ -204,9 +204,6 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 	if strings.HasPrefix(o.Name, swapped) {
 		result += ", GPUs swapped"
 	}
-	if o.Numbers["tcp_established_count"] > 0 {
-		result += ", with `tcp-established`"
-	}
 	if kubelet.TestResult != nil {
 		byKubelet = map[bool]string{true: "same", false: "**fails**"}[kubelet.passed()]
 	}

@@ -191,9 +191,6 @@ func compare(ctx context.Context, t *testing.T, result *harness.TestResult, trav
 	t.Helper()
 	args := append(slices.Clone(p.Args), "--steps", strconv.Itoa(workSteps), "--file", workFile)
 	spec := specOf(p)
-	if p.Connected {
-		result.Number("tcp_established_count", 0) // earlier results had to ask for it by an annotation
-	}
 	spec.ID = harness.Name(t) + "-whole"
 	whole := start(t, cuda, spec, p.File, args...)
 	skipUnable(ctx, t, whole)
