@@ -161,6 +161,35 @@ func TestWidth(t *testing.T) {
 	}
 }
 
+// A table has a head, and as many cells in each row.
+func TestTables(t *testing.T) {
+	for path, text := range documents(t) {
+		var table []string
+		check := func(number int) {
+			if len(table) == 0 {
+				return
+			}
+			cells := func(row string) int { return strings.Count(strings.ReplaceAll(row, `\|`, ""), "|") }
+			if len(table) < 2 || !strings.HasPrefix(strings.ReplaceAll(table[1], " ", ""), "|--") {
+				t.Errorf("%s:%d: the table before this line has no head", path, number)
+			}
+			for _, row := range table {
+				if spans := regexp.MustCompile("`[^`]*`").ReplaceAllString(row, ""); cells(spans) != cells(table[0]) {
+					t.Errorf("%s:%d: a row of the table before this line has other cells than its head: %s", path, number, row)
+				}
+			}
+			table = nil
+		}
+		prose(text+"\n", func(number int, line string) {
+			if strings.HasPrefix(line, "|") {
+				table = append(table, line)
+			} else {
+				check(number)
+			}
+		})
+	}
+}
+
 // Files, directories and packages of the tree that a document names are there.
 func TestPaths(t *testing.T) {
 	spans := regexp.MustCompile("`([^`\n]+)`")
