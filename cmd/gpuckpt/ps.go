@@ -56,7 +56,7 @@ func psCommand() *cobra.Command {
 		Use:   "ps",
 		Short: "List the GPU containers of this node",
 		Long: `List the GPU containers of this node: their state, their GPUs, the GPU memory in use, the last
-operation, and what is known to prevent a checkpoint.`,
+operation. A problem is what is known to prevent a checkpoint.`,
 		Example: `  gpuckpt ps
   gpuckpt ps --all-namespaces --json`,
 		Args: cobra.NoArgs,
