@@ -138,19 +138,19 @@ func (m *machine) start(args ...string) (pid string, next func() string) {
 func TestCUDACommandsTakeAProcessThereAndBack(t *testing.T) {
 	m := newMachine(t, 1)
 	pid, next := m.start("counter")
-	m.prints("running\n", "gpuckpt", "cuda", "state", pid)
-	m.prints(`{"pid":`+pid+`,"state":"running"}`+"\n", "gpuckpt", "cuda", "state", pid, "--json")
-	m.prints("", "gpuckpt", "cuda", "lock", pid, "--timeout", "5000")
-	m.prints("", "gpuckpt", "cuda", "checkpoint", pid)
-	m.prints("checkpointed\n", "gpuckpt", "cuda", "state", pid)
-	m.prints(`{"pid":`+pid+`,"state":"locked"}`+"\n", "gpuckpt", "cuda", "restore", pid, "--json")
-	m.prints("", "gpuckpt", "cuda", "unlock", pid)
-	m.prints(`{"pid":`+pid+`,"state":"checkpointed"}`+"\n", "gpuckpt", "cuda", "toggle", pid, "--json")
-	m.prints("", "gpuckpt", "cuda", "toggle", pid)
+	m.prints("running\n", "gpuckpt", "cuda", "--get-state", "--pid", pid)
+	m.prints("", "gpuckpt", "cuda", "--action", "lock", "--pid", pid, "--timeout", "5000")
+	m.prints("", "gpuckpt", "cuda", "--action", "checkpoint", "--pid", pid)
+	m.prints("checkpointed\n", "gpuckpt", "cuda", "--get-state", "--pid", pid)
+	m.prints("", "gpuckpt", "cuda", "--action", "restore", "--pid", pid)
+	m.prints("locked\n", "gpuckpt", "cuda", "--get-state", "--pid", pid)
+	m.prints("", "gpuckpt", "cuda", "--action", "unlock", "--pid", pid)
+	m.prints("", "gpuckpt", "cuda", "--toggle", "--pid", pid)
+	m.prints("", "gpuckpt", "cuda", "--toggle", "--pid", pid)
 	if got := next(); got != "102" {
 		t.Errorf("the workload counts %s, want 102", got)
 	}
-	out, _, exit := m.run("gpuckpt", "cuda", "restore-tid", pid)
+	out, _, exit := m.run("gpuckpt", "cuda", "--get-restore-tid", "--pid", pid)
 	if _, err := os.Stat("/proc/" + pid + "/task/" + strings.TrimSpace(out)); exit != 0 || err != nil {
 		t.Errorf("restore-tid printed %q, exit status %d: %v", out, exit, err)
 	}
@@ -163,13 +163,13 @@ func TestCUDACommandsFailClearly(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"cuda", "unlock", pid}, "CUDA_ERROR_ILLEGAL_STATE (401)"},
-		{[]string{"cuda", "state", "1"}, "not a CUDA process"},
-		{[]string{"cuda", "state", "me"}, `"me" is not a pid`},
-		{[]string{"cuda", "state"}, "accepts 1 arg"},
-		{[]string{"cuda", "restore", pid, "--device-map", "0=1"}, "not a GPU's UUID"},
-		{[]string{"cuda", "state", pid, "--helper", "/nonexistent"}, "no such file"},
-		{[]string{"cuda", "sleep", pid}, "unknown"},
+		{[]string{"cuda", "--action", "unlock", "--pid", pid}, "CUDA_ERROR_ILLEGAL_STATE (401)"},
+		{[]string{"cuda", "--get-state", "--pid", "1"}, "not a CUDA process"},
+		{[]string{"cuda", "--get-state", "--pid", "me"}, "it is not a pid"},
+		{[]string{"cuda", "--get-state"}, "no pid given\nSee 'gpuckpt cuda --help'."},
+		{[]string{"cuda", "--action", "restore", "--pid", pid, "--device-map", "0=1"}, "not a GPU's UUID"},
+		{[]string{"cuda", "--action", "sleep", "--pid", pid}, "unknown action"},
+		{[]string{"cuda", "state", pid}, "unknown"},
 		{[]string{"sleep"}, "unknown command"},
 	} {
 		out, errs, exit := m.run(append([]string{"gpuckpt"}, c.args...)...)

@@ -44,9 +44,9 @@ var programs = []string{"gpuckpt", "ctr", "nerdctl", "openssl", "mkdir", "instal
 
 // needs are what single lines need beforehand.
 var needs = map[string]string{
-	"ctr tasks resume CONTAINER": "ctr tasks pause job",
-	"ctr tasks resume job":       "gpuckpt suspend job",
-	"gpuckpt cuda restore PID":   "gpuckpt cuda lock PID\ngpuckpt cuda checkpoint PID",
+	"ctr tasks resume CONTAINER":              "ctr tasks pause job",
+	"ctr tasks resume job":                    "gpuckpt suspend job",
+	"gpuckpt cuda --action restore --pid PID": "gpuckpt cuda --action lock --pid PID\ngpuckpt cuda --action checkpoint --pid PID",
 	"ctr run --detach --runtime io.containerd.gpuckpt.v2 --gpus 0 --annotation dev.gpuckpt.restore=true example.com/job:1 job": "true",
 	// On another host there is neither the image nor the container. The container goes first: it
 	// would keep the snapshots of layers, which a pull then leaves out.
@@ -133,7 +133,7 @@ func (u *user) do(t *testing.T, text string) {
 	}
 	line := text
 	program := " gpuwork counter --port " + strconv.Itoa(u.port)
-	restores := strings.Contains(line, " restore ") && !strings.Contains(line, "cuda restore") || strings.Contains(line, "restore=true") || strings.Contains(line, "start --checkpoint")
+	restores := strings.Contains(line, " restore ") && !strings.HasPrefix(line, "gpuckpt cuda ") || strings.Contains(line, "restore=true") || strings.Contains(line, "start --checkpoint")
 	starts := strings.HasPrefix(line, "ctr run ") || strings.HasPrefix(line, "nerdctl run ")
 	switch {
 	case strings.HasPrefix(line, "ctr run "):
