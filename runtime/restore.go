@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
-	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
@@ -68,9 +67,7 @@ type restoring struct {
 	view    config.View
 	told    hooks.Hooks
 	turn    *quota.Memory
-	images  *criu.Copy
-	memory  *pages.Plan     // what of the images CRIU does not restore
-	locks   filelocks.Locks // as well
+	from    *guard.Copied
 	threads scheduling.Threads
 	gate    *criu.Gate
 	watch   *criu.Watch
@@ -113,7 +110,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
 	defer c.removeRestoreDir(context.WithoutCancel(ctx))
 	defer c.restore.close()
-	defer func() { k.images.Close(); k.memory.Close() }()
+	defer func() { k.from.Close() }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
@@ -145,21 +142,21 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		sequence.Step{Name: "tell restored", Do: k.tell},
 	)
 	if err := q.Run(ctx, steps...); err != nil {
-		return nil, err
+		return nil, sequence.Join(err, k.from.RemoveLogs())
 	}
 	return k.resp, nil
 }
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	k.images, k.memory, k.locks, err = guard.Copy(ctx, k.c.restore.images(), criu.Settings{Bundle: k.c.bundle, View: k.view})
-	if err == nil {
-		k.threads, err = scheduling.Read(criu.Open(k.c.restore.images()).Set)
+	dumped := k.c.restore.images()
+	if k.threads, err = scheduling.Read(criu.Open(dumped).Set); err != nil {
+		return 0, err
 	}
-	if err == nil {
-		err = k.c.restore.rest.Need(k.memory.Parts)
+	if k.from, err = guard.Copy(ctx, dumped, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
+		return 0, err
 	}
-	return 0, err
+	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
 }
 
 // restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
@@ -171,7 +168,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	}
 	k.within = criu.Patience(k.view.CRIUTimeout(), bytes)
 	k.since = time.Now()
-	programs, err := tmpfs.Install(k.c.bundle, k.images.Path())
+	programs, err := tmpfs.Install(k.c.bundle, k.from.Images.Path())
 	if err != nil {
 		return 0, err
 	}
@@ -234,13 +231,13 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 	if err := k.threads.Restore(k.c.pids); err != nil {
 		log.G(ctx).WithError(err).Warn("threads are not scheduled as they were")
 	}
-	return 0, k.locks.Restore(k.c.pid, k.c.pids, k.gate)
+	return 0, k.from.Locks.Restore(k.c.pid, k.c.pids, k.gate)
 }
 
 // fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs
 // runs, the driver's included, before all of the memory is compared with what was signed.
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
-	filled, err := k.memory.Fill(func() (*pages.Worker, error) {
+	filled, err := k.from.Memory.Fill(func() (*pages.Worker, error) {
 		return charged.Start(ctx, reap, k.view.Staging, pages.StartWorker)
 	}, k.c.pid, k.c.pids)
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)

@@ -6,10 +6,12 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -87,7 +89,7 @@ func TestWatch(t *testing.T) {
 }
 
 // A log that is gone when its program is restored is made anew, with its mode, also below directories
-// that are gone. One that cannot be made is named.
+// that are gone. A restore that fails leaves none. One that cannot be made is named.
 func TestLogIsGone(t *testing.T) {
 	results.Add(t)
 	spec := harness.RunSpec{Mounts: volume(t)}
@@ -103,6 +105,20 @@ func TestLogIsGone(t *testing.T) {
 	if err := os.RemoveAll(logs); err != nil {
 		t.Fatal(err)
 	}
+	taken, err := net.ListenPacket("udp", "127.0.0.1:"+strconv.Itoa(k.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	if _, err := shared.Restore(t.Context(), k.ID, ref, k.Port); err == nil {
+		t.Fatal("a restore took the port of another program")
+	}
+	if _, err := os.Stat(logs); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a restore that failed left %s: %v", logs, err)
+	}
+	if err := errors.Join(taken.Close(), shared.Remove(t.Context(), k.ID)); err != nil {
+		t.Fatal(err)
+	}
 	k = restore(t, shared, k.ID, ref, k.Port)
 	if got := answer(t, k); got != "same" {
 		t.Error(got)
@@ -114,7 +130,7 @@ func TestLogIsGone(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(logs), os.WriteFile(logs, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := shared.Restore(t.Context(), k.ID, ref, k.Port)
+	_, err = shared.Restore(t.Context(), k.ID, ref, k.Port)
 	harness.Says(t, err, "volume/logs/log", "Not a directory")
 	if err := shared.Remove(t.Context(), k.ID); err != nil {
 		t.Error(err)

@@ -9,6 +9,7 @@ package guard
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/containerd/errdefs"
@@ -83,61 +84,77 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	return nil
 }
 
-// admit refuses what Images refuses, and then makes the logs that are not there any more.
-func admit(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs string) error {
-	d, err := images.Dump()
-	if err == nil {
-		err = Dump(ctx, spec, images, d, rootfs)
+// Copied is what a restore is made from.
+type Copied struct {
+	Images *criu.Copy
+	Memory *pages.Plan     // what of the images CRIU does not restore
+	Locks  filelocks.Locks // as well
+	logs   []madeLog
+}
+
+// Close ends the copies. It can be called on nil.
+func (c *Copied) Close() {
+	if c != nil {
+		c.Images.Close()
+		c.Memory.Close()
 	}
-	if err != nil {
-		return err
+}
+
+// RemoveLogs takes away the logs that Copy has made, if nobody has written to them. It can be called on nil.
+func (c *Copied) RemoveLogs() (err error) {
+	if c == nil {
+		return nil
 	}
-	made, err := makeLogs(spec, images, d, rootfs)
-	for _, name := range made {
-		log.G(ctx).Warnf("%s is not here: the program appends to a new one", name)
+	for _, l := range c.logs {
+		err = errors.Join(err, l.remove())
 	}
-	if err != nil { // CRIU says that the file is not there
-		log.G(ctx).WithError(err).Warn("a log that is not here was not made anew")
-	}
-	return nil
+	return err
 }
 
 // Copy writes the images of a directory again, for CRIU alone, as they fit the place of the restore
 // (package adapt), and refuses what CRIU would read there if the container's spec, which is in the
-// bundle, does not grant it. The copies lack the memory of the plan, and the locks. Copies and plan must
-// be closed.
-func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Copy, _ *pages.Plan, locks filelocks.Locks, err error) {
+// bundle, does not grant it. The copies lack the memory of the plan, and the locks. It makes the logs
+// that are not there any more.
+func Copy(ctx context.Context, from string, settings criu.Settings) (_ *Copied, err error) {
 	file, err := bundle.Read(settings.Bundle)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	dumped := criu.Open(from)
 	if err := adapt.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
 	fit, err := adapt.ForRestore(file.Spec, dumped.Set, settings)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, err
 	}
-	plan, err := pages.NewPlan(dumped.Set, settings.View.LargeMemory())
-	if err != nil {
-		return nil, nil, nil, err
+	c := &Copied{}
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	if c.Memory, err = pages.NewPlan(dumped.Set, settings.View.LargeMemory()); err != nil {
+		return nil, err
 	}
-	dumped.Parts = plan.Parts
-	images, err := dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
-		if took, err := locks.Take(e.Message); err != nil || took {
+	dumped.Parts = c.Memory.Parts
+	c.Images, err = dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
+		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}
 		fit.Edit(e.Message)
-		return plan.Edit(e)
+		return c.Memory.Edit(e)
 	})
-	if err == nil {
-		err = admit(ctx, file.Spec, criu.Open(images.Path()), bundle.RootOf(settings.Bundle, file.Spec))
-	}
 	if err != nil {
-		images.Close()
-		plan.Close()
-		return nil, nil, nil, err
+		return nil, err
+	}
+	copied, rootfs := criu.Open(c.Images.Path()), bundle.RootOf(settings.Bundle, file.Spec)
+	d, err := copied.Dump()
+	if err != nil {
+		return nil, err
+	}
+	if err := Dump(ctx, file.Spec, copied, d, rootfs); err != nil {
+		return nil, err
 	}
 	if err := fit.FreePorts(); err != nil {
 		log.G(ctx).WithError(err).Warn("a port may be taken for a minute by connections that have ended")
@@ -145,5 +162,6 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *criu.Cop
 	if n := len(fit.Closed); n > 0 {
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 	}
-	return images, plan, locks, nil
+	c.logs = makeLogs(ctx, file.Spec, copied, d, rootfs)
+	return c, nil
 }

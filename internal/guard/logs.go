@@ -4,15 +4,19 @@
 package guard
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path"
 	goruntime "runtime"
+	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	remap "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
+	"github.com/containerd/log"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -21,13 +25,45 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
+// madeLog is a log that was made anew.
+type madeLog struct {
+	root, name string      // a directory of this machine, and the file below it
+	is         fs.FileInfo // of the file
+	dirs       []string    // those that were made for it, the deepest first
+}
+
 // makeLogs makes the files that a dump has open for appending alone and that are not there any more, as
 // after a log is rotated or its volume is new: a program that appends reads nothing of what is gone. They
-// are made with the rights of the container's first process. It returns their paths in the container. A
-// file that cannot be made is left to CRIU, which names it.
-func makeLogs(spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) (made []string, err error) {
+// are made with the rights of the container's first process. A file that cannot be made is left to CRIU,
+// which names it.
+func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) (made []madeLog) {
+	names, err := logsOf(images)
+	if err == nil && len(names) > 0 && len(d.Tasks) > 0 && len(d.Tasks[0].Threads) > 0 {
+		spec, _ = bundle.AtPlaces(spec, rootfs)
+		places, creds := newPaths(spec, rootfs), d.Tasks[0].Threads[0].GetCreds()
+		uid := bundle.HostID(creds.GetFsuid(), spec.Linux.UIDMappings)
+		gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
+		for _, r := range names {
+			var is *madeLog
+			if is, err = places.makeLog(r.GetName(), r.GetMode(), uid, gid); err != nil {
+				err = fmt.Errorf("make the log %s anew: %w", r.GetName(), err)
+				break
+			}
+			if is != nil {
+				made = append(made, *is)
+				log.G(ctx).Warnf("%s is not here: the program appends to a new one", r.GetName())
+			}
+		}
+	}
+	if err != nil { // CRIU says that the file is not there
+		log.G(ctx).WithError(err).Warn("a log that is not here was not made anew")
+	}
+	return made
+}
+
+// logsOf returns the files that a dump has open for appending alone, and that had a name.
+func logsOf(images *criu.Images) (logs []*regfile.RegFileEntry, err error) {
 	unnamed := make(map[uint32]bool)
-	var logs []*fdinfo.FileEntry
 	for _, name := range []string{"remap-fpath.img", "files.img"} {
 		if !images.Has(name) {
 			continue
@@ -35,10 +71,10 @@ func makeLogs(spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string
 		err := images.Each(name, func(e *image.Entry) error {
 			switch m := e.Message.(type) {
 			case *remap.RemapFilePathEntry:
-				unnamed[m.GetOrigId()] = true // it had no name when it was dumped
+				unnamed[m.GetOrigId()] = true
 			case *fdinfo.FileEntry:
 				if r := m.GetReg(); r.GetFlags()&(unix.O_ACCMODE|unix.O_APPEND) == unix.O_WRONLY|unix.O_APPEND {
-					logs = append(logs, m)
+					logs = append(logs, r)
 				}
 			}
 			return nil
@@ -47,45 +83,37 @@ func makeLogs(spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string
 			return nil, err
 		}
 	}
-	if len(logs) == 0 || len(d.Tasks) == 0 || len(d.Tasks[0].Threads) == 0 {
-		return nil, nil
-	}
-	spec, _ = bundle.AtPlaces(spec, rootfs)
-	places, creds := newPaths(spec, rootfs), d.Tasks[0].Threads[0].GetCreds()
-	uid := bundle.HostID(creds.GetFsuid(), spec.Linux.UIDMappings)
-	gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
-	for _, f := range logs {
-		r := f.GetReg()
-		if unnamed[r.GetId()] {
-			continue
-		}
-		is := false
-		if is, err = places.makeLog(r.GetName(), r.GetMode(), uid, gid); err != nil {
-			return made, fmt.Errorf("make the log %s anew: %w", r.GetName(), err)
-		}
-		if is {
-			made = append(made, r.GetName())
-		}
-	}
-	return made, nil
+	return slices.DeleteFunc(logs, func(r *regfile.RegFileEntry) bool { return unnamed[r.GetId()] }), nil
 }
 
-// makeLog makes one file and the directories that it lies in, by the rights of a user, and reports
-// whether it did.
-func (p *paths) makeLog(name string, mode, uid, gid uint32) (bool, error) {
+// makeLog makes one file and the directories that it lies in, by the rights of a user; nil if there is
+// nothing to make, or no place for it.
+func (p *paths) makeLog(name string, mode, uid, gid uint32) (_ *madeLog, err error) {
 	root, rest := p.within(name)
 	if st, err := os.Stat(root); err != nil || !st.IsDir() {
-		return false, nil // a file that is mounted by itself, or a file system that is not there yet
+		return nil, nil // a file that is mounted by itself, or a file system that is not there yet
 	}
 	within, err := os.OpenRoot(root)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	defer within.Close()
-	rest = path.Join(".", rest)
-	if _, err := within.Lstat(rest); !errors.Is(err, fs.ErrNotExist) {
-		return false, err
+	made := &madeLog{root: root, name: path.Join(".", rest)}
+	missing := func(name string) bool {
+		_, err = within.Lstat(name)
+		return errors.Is(err, fs.ErrNotExist)
 	}
+	if !missing(made.name) {
+		return nil, err
+	}
+	for dir := path.Dir(made.name); missing(dir); dir = path.Dir(dir) {
+		made.dirs = append(made.dirs, dir)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, made.remove())
+		}
+	}()
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	defer func() {
@@ -93,18 +121,39 @@ func (p *paths) makeLog(name string, mode, uid, gid uint32) (bool, error) {
 		_, _ = unix.SetfsgidRetGid(0)
 	}()
 	if _, err := unix.SetfsgidRetGid(int(gid)); err != nil {
-		return false, err
+		return nil, err
 	}
 	if _, err := unix.SetfsuidRetUid(int(uid)); err != nil {
-		return false, err
+		return nil, err
 	}
-	if err := within.MkdirAll(path.Dir(rest), 0o755); err != nil {
-		return false, err
+	if err := within.MkdirAll(path.Dir(made.name), 0o755); err != nil {
+		return nil, err
 	}
-	f, err := within.OpenFile(rest, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := within.OpenFile(made.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	// CRIU compares the mode.
-	return true, errors.Join(f.Chmod(os.FileMode(mode)&os.ModePerm), f.Close())
+	defer f.Close()
+	if err := f.Chmod(os.FileMode(mode) & os.ModePerm); err != nil { // CRIU compares the mode
+		return nil, err
+	}
+	made.is, err = f.Stat()
+	return made, err
+}
+
+// remove removes the log if nobody has written to it, and the directories that were made for it as far as
+// they are empty.
+func (l *madeLog) remove() error {
+	within, err := os.OpenRoot(l.root)
+	if err != nil {
+		return err
+	}
+	defer within.Close()
+	if is, serr := within.Lstat(l.name); serr == nil && os.SameFile(is, l.is) && is.Size() == 0 {
+		err = within.Remove(l.name)
+	}
+	for _, dir := range l.dirs {
+		_ = within.Remove(dir) // somebody may use it
+	}
+	return err
 }

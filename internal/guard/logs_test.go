@@ -34,6 +34,7 @@ func TestMakeLog(t *testing.T) {
 		{Destination: "/volume", Type: "bind", Source: volume}, {Destination: "/dev/shm", Type: "tmpfs", Source: "shm"},
 		{Destination: "/file", Type: "bind", Source: filepath.Join(volume, "file")},
 	}}
+	var all []madeLog
 	for name, test := range map[string]struct {
 		uid    uint32
 		at     string // where it is made; "" for nowhere
@@ -54,21 +55,36 @@ func TestMakeLog(t *testing.T) {
 		if (err != nil) != test.failed {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if made != (test.at != "") {
-			t.Errorf("%s: made is %t", name, made)
+		if (made != nil) != (test.at != "") {
+			t.Errorf("%s: made is %v", name, made)
 		}
-		if test.at == "" {
+		if test.at == "" || made == nil {
 			continue
 		}
 		var st unix.Stat_t
 		if err := unix.Stat(test.at, &st); err != nil || st.Uid != test.uid || st.Gid != test.uid+1 || st.Mode&0o7777 != 0o640 {
 			t.Errorf("%s has owner %d:%d and mode %#o, %v", name, st.Uid, st.Gid, st.Mode, err)
 		}
+		all = append(all, *made)
 	}
 	if left, err := os.ReadDir(outside); err != nil || len(left) > 0 {
 		t.Errorf("outside there is %v, %v", left, err)
 	}
 	if uid, _ := unix.SetfsuidRetUid(-1); uid != 0 {
 		t.Errorf("the thread goes on as user %d", uid)
+	}
+	// A restore that fails takes them away again, but for one that somebody has written to.
+	written := filepath.Join(volume, "users/log")
+	if err := os.WriteFile(written, []byte("a line"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Copied{logs: all}).RemoveLogs(); err != nil {
+		t.Error(err)
+	}
+	for path, want := range map[string]string{filepath.Join(rootfs): "roots", filepath.Join(rootfs, "roots"): "", filepath.Dir(written): "log"} {
+		left, err := os.ReadDir(path)
+		if err != nil || len(left) > 1 || want == "" && len(left) > 0 || want != "" && (len(left) == 0 || left[0].Name() != want) {
+			t.Errorf("%s has %v, %v; want %q", path, left, err, want)
+		}
 	}
 }
