@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
@@ -137,13 +138,21 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 // layers together afterwards (overlayfs, from containerd 2.2 on) it unpacks several at once, where
 // image.Unpack of containerd's client takes them one by one.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("unpack the image: %w", err)
-		}
-	}()
-	if unpacked, err := image.IsUnpacked(ctx, snapshotter); err != nil || unpacked {
-		return err
+	unpacked, err := image.IsUnpacked(ctx, snapshotter)
+	if err == nil && !unpacked {
+		err = Walk(ctx, c, images.FilterPlatforms(images.ChildrenHandler(c.ContentStore()), image.Platform()), image.Target(), snapshotter)
+	}
+	if err != nil {
+		return fmt.Errorf("unpack the image: %w", err)
+	}
+	return nil
+}
+
+// Walk has a handler look at all of an image, which it may fetch. With a snapshotter's name each layer is
+// unpacked meanwhile, once the handler has it.
+func Walk(ctx context.Context, c *client.Client, handler images.Handler, image ocispec.Descriptor, snapshotter string) error {
+	if snapshotter == "" {
+		return images.Dispatch(ctx, handler, nil, image)
 	}
 	// The snapshots belong to nobody until the image's config names them.
 	ctx, release, err := c.WithLease(ctx)
@@ -156,7 +165,7 @@ func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshott
 		return err
 	}
 	unpacker, err := unpack.NewUnpacker(ctx, c.ContentStore(), unpack.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU()))), unpack.WithUnpackPlatform(unpack.Platform{
-		Platform:                image.Platform(),
+		Platform:                platforms.All, // the handler chooses
 		SnapshotterKey:          snapshotter,
 		Snapshotter:             c.SnapshotService(snapshotter),
 		SnapshotterCapabilities: capabilities,
@@ -165,8 +174,7 @@ func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshott
 	if err != nil {
 		return err
 	}
-	handler := images.FilterPlatforms(images.ChildrenHandler(c.ContentStore()), image.Platform())
-	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, image.Target())
+	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, image)
 	if _, werr := unpacker.Wait(); err == nil {
 		err = werr
 	}

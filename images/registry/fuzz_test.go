@@ -13,15 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/log"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/crypt"
@@ -144,23 +141,31 @@ func look(t *testing.T, name string, o Options) {
 	s.End("pulled")
 }
 
-// fetchAll does what a Pull has containerd's library do.
+// fetchAll does what a Pull does without a containerd.
 func fetchAll(t *testing.T, name string, o Options) {
-	ctx, o := t.Context(), o.defaults()
-	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), ref: name, slots: semaphore.NewWeighted(int64(o.Parallel))}
-	full, desc, err := p.Resolve(ctx, name)
+	s, err := open(t.Context(), name, "pull", o.defaults())
 	if err != nil {
 		return
 	}
-	from, err := p.Fetcher(ctx, full)
+	store, err := local.NewLabeledStore(t.TempDir(), noLabels{})
 	if err != nil {
-		return
-	}
-	var store content.Store
-	if store, err = local.NewStore(t.TempDir()); err != nil {
 		t.Fatal(err)
 	}
-	children := cimages.FilterPlatforms(cimages.ChildrenHandler(store), platforms.Default())
-	_ = cimages.Dispatch(ctx, p.observe(cimages.Handlers(remotes.FetchHandler(store, from), children)), nil, desc)
-	p.result()
+	fetch, err := s.handler(store, platforms.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = cimages.Dispatch(t.Context(), fetch, nil, s.Image)
+	s.End("pulled")
+}
+
+// noLabels forgets the labels of a store.
+type noLabels struct{}
+
+func (noLabels) Get(digest.Digest) (map[string]string, error) { return nil, nil }
+
+func (noLabels) Set(digest.Digest, map[string]string) error { return nil }
+
+func (noLabels) Update(_ digest.Digest, l map[string]string) (map[string]string, error) {
+	return l, nil
 }

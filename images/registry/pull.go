@@ -7,19 +7,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"runtime"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
@@ -45,36 +43,28 @@ func PullAs(ctx context.Context, c *client.Client, ref, snapshotter string, opti
 	if err := localstore.CheckName(ref); err != nil {
 		return nil, nil, err
 	}
-	o := options.defaults()
+	s, err := open(ctx, ref, "pull", options.defaults())
+	if err != nil {
+		return nil, nil, explain(err, ref)
+	}
+	if make == nil {
+		if err := localstore.CheckFree(ctx, c, ref, s.Image.Digest); err != nil {
+			return nil, nil, err
+		}
+	}
 	ctx, end, err := Lease(ctx, c, ref)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
-	p := &pull{transfer: newTransfer("pull", o), Resolver: newResolver(ctx, o), ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
-	if make == nil {
-		p.check = func(ctx context.Context, found digest.Digest) error { return localstore.CheckFree(ctx, c, ref, found) }
-	}
-	opts := []client.RemoteOpt{client.WithResolver(p), client.WithImageHandlerWrapper(p.observe)}
-	if snapshotter != "" {
-		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(snapshotter),
-			client.WithUnpackOpts([]client.UnpackOpt{client.WithUnpackLimiter(semaphore.NewWeighted(int64(runtime.NumCPU())))}))
-	}
-	var fetched client.Image
-	err = o.attempts(ctx, p.meter, func() (err error) {
-		fetched, err = c.Pull(ctx, ref, opts...)
-		return err
-	})
+	image := cimages.Image{Name: ref, Target: s.Image}
+	fetch, err := s.handler(c.ContentStore(), client.NewImage(c, image).Platform())
 	if err != nil {
-		return nil, nil, explain(err, ref)
+		return nil, nil, err
 	}
-	defer func() {
-		derr := c.ImageService().Delete(context.WithoutCancel(ctx), fetched.Name())
-		if !errdefs.IsNotFound(derr) { // another pull of the name has done so
-			err = errors.Join(err, derr)
-		}
-	}()
-	image := cimages.Image{Name: ref, Target: fetched.Target()}
+	if err := localstore.Walk(ctx, c, fetch, image.Target, snapshotter); err != nil {
+		return nil, nil, err
+	}
 	if make != nil {
 		if image.Target, err = make(ctx, image.Target); err != nil {
 			return nil, nil, err
@@ -86,8 +76,7 @@ func PullAs(ctx context.Context, c *client.Client, ref, snapshotter string, opti
 	if err := end(true); err != nil {
 		return nil, nil, err
 	}
-	p.meter.End("pulled")
-	return client.NewImage(c, image), p.result(), nil
+	return client.NewImage(c, image), s.End("pulled"), nil
 }
 
 // Lease keeps containerd from collecting what comes in. Each pull has a lease of its own, so that one
@@ -141,55 +130,29 @@ func hand(ctx context.Context, service leases.Manager, from, to leases.Lease) er
 	return nil
 }
 
-// pull is a resolver whose fetchers count, and let only so many blobs move at once.
-type pull struct {
-	*transfer
-	remotes.Resolver
-	ref   string
-	check func(context.Context, digest.Digest) error // of what the registry has; nil: none
-	slots *semaphore.Weighted
-}
-
-// Resolve has containerd's client call the image by a name of ours, since it would take one from another
-// image. No registry has that name, and no pod can: repositories are in small letters.
-func (p *pull) Resolve(ctx context.Context, ref string) (string, ocispec.Descriptor, error) {
-	_, found, err := p.Resolver.Resolve(ctx, ref)
-	if err == nil && p.check != nil {
-		err = p.check(ctx, found.Digest)
-	}
-	return localstore.Private + "Pull/" + digest.FromString(ref).Encoded() + ":1", found, err
-}
-
-// observe sees each descriptor of the image, once its parent was read.
-func (p *pull) observe(next cimages.Handler) cimages.Handler {
-	return cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		p.know(d)
-		children, err := next.Handle(ctx, d)
-		if err == nil && cimages.IsManifestType(d.MediaType) {
-			for _, child := range children {
-				p.know(child)
-			}
-		}
-		return children, err
-	})
-}
-
-// Fetcher is the resolver's of the image's real name, wrapped.
-func (p *pull) Fetcher(ctx context.Context, _ string) (remotes.Fetcher, error) {
-	f, err := p.Resolver.Fetcher(ctx, p.ref)
+// handler fetches a blob into a content store, and returns those that it names, for a platform. It labels
+// them as containerd's own pull does: for the garbage collector, and with where they came from.
+func (s *Source) handler(store content.Store, platform platforms.MatchComparer) (cimages.Handler, error) {
+	from, err := docker.AppendDistributionSourceLabel(store, s.ref)
 	if err != nil {
 		return nil, err
 	}
-	return remotes.FetcherFunc(func(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-		if err := p.slots.Acquire(ctx, 1); err != nil {
+	children := cimages.SetChildrenMappedLabels(store, cimages.ChildrenHandler(store), nil)
+	children = cimages.LimitManifests(cimages.FilterPlatforms(children, platform), platform, 1)
+	return cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if err := s.Store(ctx, store, d); err != nil {
 			return nil, err
 		}
-		data, err := f.Fetch(ctx, d)
+		found, err := children.Handle(ctx, d)
 		if err != nil {
-			p.slots.Release(1)
 			return nil, err
 		}
-		p.know(d)
-		return &moving{ReadCloser: data, ctx: ctx, of: p.transfer, digest: d.Digest, done: sync.OnceFunc(func() { p.slots.Release(1) })}, nil
+		if cimages.IsManifestType(d.MediaType) {
+			for _, child := range found {
+				s.know(child)
+			}
+		}
+		_, err = from.Handle(ctx, d)
+		return found, err
 	}), nil
 }

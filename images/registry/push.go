@@ -150,11 +150,7 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) error {
 	if data.Size() != d.Size {
 		return localError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
 	}
-	blob := struct {
-		io.ReadSeeker
-		io.Closer
-	}{io.NewSectionReader(data, 0, d.Size), data}
-	m := &moving{ReadCloser: blob, ctx: ctx, of: p.transfer, digest: d.Digest}
+	m := &moving{SectionReader: io.NewSectionReader(data, 0, d.Size), ctx: ctx, of: p.transfer, digest: d.Digest}
 	if err := content.Copy(ctx, w, m, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
 		if m.err != nil {
 			return localError{m.err}

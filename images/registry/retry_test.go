@@ -103,11 +103,8 @@ func TestMoving(t *testing.T) {
 	of := newTransfer("push", Options{Progress: progress})
 	of.know(ocispec.Descriptor{Digest: "sha256:1", Size: 100})
 	of.know(ocispec.Descriptor{Digest: "sha256:2", Size: 10, Annotations: map[string]string{annotations.Layer: oci.LayerGPU}})
-	blob := struct {
-		io.ReadSeeker
-		io.Closer
-	}{bytes.NewReader(make([]byte, 100)), io.NopCloser(nil)}
-	m := &moving{ReadCloser: blob, ctx: t.Context(), of: of, digest: "sha256:1"}
+	blob := io.NewSectionReader(bytes.NewReader(make([]byte, 100)), 0, 100)
+	m := &moving{SectionReader: blob, ctx: t.Context(), of: of, digest: "sha256:1"}
 	if _, err := io.CopyN(io.Discard, m, 60); err != nil || told != 60 {
 		t.Fatalf("told of %d bytes, %v", told, err)
 	}
@@ -123,7 +120,7 @@ func TestMoving(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (&moving{ReadCloser: blob, ctx: ctx, of: of, digest: "sha256:1"}).Read(make([]byte, 1)); err == nil {
+	if _, err := (&moving{SectionReader: blob, ctx: ctx, of: of, digest: "sha256:1"}).Read(make([]byte, 1)); err == nil {
 		t.Error("no error after the end of the context")
 	}
 }

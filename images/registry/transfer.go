@@ -79,22 +79,21 @@ func (t *transfer) result() *Result {
 	return r
 }
 
-// moving is a blob on its way. Reading fails when ctx ends: containerd's writer does not look.
+// moving is a blob of the store on its way. Reading fails when ctx ends: containerd's writer does not look.
 type moving struct {
-	io.ReadCloser
+	*io.SectionReader
 	ctx    context.Context
 	of     *transfer
 	digest digest.Digest
 	at     int64
-	err    error  // of reading
-	done   func() // may be nil
+	err    error // of reading
 }
 
 func (m *moving) Read(p []byte) (int, error) {
 	if err := context.Cause(m.ctx); err != nil {
 		return 0, err
 	}
-	n, err := m.ReadCloser.Read(p)
+	n, err := m.SectionReader.Read(p)
 	m.at += int64(n)
 	m.of.reach(m.digest, m.at, int64(n))
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -105,19 +104,8 @@ func (m *moving) Read(p []byte) (int, error) {
 
 // Seek goes on where the other side has got to.
 func (m *moving) Seek(offset int64, whence int) (_ int64, err error) {
-	s, ok := m.ReadCloser.(io.Seeker)
-	if !ok {
-		return 0, errors.New("the registry cannot go on in the middle of a blob")
-	}
-	if m.at, err = s.Seek(offset, whence); err == nil {
+	if m.at, err = m.SectionReader.Seek(offset, whence); err == nil {
 		m.of.reach(m.digest, m.at, 0)
 	}
 	return m.at, err
-}
-
-func (m *moving) Close() error {
-	if m.done != nil {
-		defer m.done()
-	}
-	return m.ReadCloser.Close()
 }
