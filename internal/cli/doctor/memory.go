@@ -42,9 +42,12 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	a.either(r.Memory > 0, "free", found,
 		Warning, "/proc/meminfo has no MemAvailable", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	// The shim makes its pages huge itself, where that is not forbidden.
-	mode := cmp.Or(chosen(n.read(shmemHuge)), "not there")
+	mode, fix := cmp.Or(chosen(n.read(shmemHuge)), "not there"), "echo never >"+shmemHuge
+	if mode == "not there" {
+		fix = "# boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y"
+	}
 	a.either(mode != "deny" && mode != "not there", "huge pages", fmt.Sprintf("used by the shim (it needs no setting; %s is %s)", shmemHuge, mode),
-		Warning, mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", "echo never >"+shmemHuge)
+		Warning, mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", fix)
 	r.TempFree = n.free(r.Temp)
 	kind := "a disk"
 	if mounts, err := n.mounts(); err == nil && typeOf(mounts, r.Temp) == "tmpfs" {
