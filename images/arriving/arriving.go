@@ -75,7 +75,7 @@ type Image struct {
 // restore can start. admit may refuse the image by its manifest. The errors are ErrWhole, ErrHere,
 // admit's, or those of a pull.
 func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options, admit func(content.Provider, ocispec.Descriptor) error) (_ *Image, err error) {
-	i := &Image{c: c, ref: ref, name: snapshotter, shots: c.SnapshotService(snapshotter)}
+	i := &Image{c: c, ref: ref, name: snapshotter, shots: c.SnapshotService(snapshotter), feed: feed.New()}
 	capabilities, err := c.GetSnapshotterCapabilities(ctx, snapshotter)
 	if err != nil {
 		return nil, err
@@ -225,14 +225,7 @@ func (i *Image) begin() error {
 		return err
 	}
 	i.Dir = i.criu().Root
-	if i.feed, err = feed.Begin(i.Dir, roots); err != nil {
-		return err
-	}
-	for _, l := range gpu {
-		l.tellParts(i.feed)
-	}
-	go i.tell(i.feed, gpu)
-	return nil
+	return i.feed.Serve(i.Dir, roots)
 }
 
 // store fetches blobs into containerd's store, in a group. The channel that it returns is closed when
@@ -276,23 +269,6 @@ func (i *Image) fetchAll(first <-chan struct{}, gpu []*layer) error {
 	return nil
 }
 
-// tell tells of each layer once it is there, in their order. The first error is the last it tells.
-func (i *Image) tell(to *feed.Feed, gpu []*layer) {
-	for _, l := range gpu {
-		select {
-		case <-l.here:
-		case <-i.ctx.Done():
-		}
-		select {
-		case <-l.here:
-			to.Arrived(l.File())
-		default:
-			to.Fail(context.Cause(i.ctx))
-			return
-		}
-	}
-}
-
 // keepAll has containerd keep the blobs of the manifest that are in its store.
 func (i *Image) keepAll() error {
 	labels := map[string]string{"containerd.io/gc.ref.content.config": i.image.Config.Digest.String()}
@@ -333,7 +309,7 @@ func (i *Image) finish() (client.Image, error) {
 	if err := localstore.Unpack(ctx, i.c, i.Below, i.name); err != nil {
 		return nil, err
 	}
-	if err := i.endFeed(); err != nil {
+	if err := i.feed.Close(); err != nil {
 		return nil, err
 	}
 	for _, l := range i.own {
@@ -353,19 +329,11 @@ func (i *Image) finish() (client.Image, error) {
 	return client.NewImage(i.c, cimages.Image{Name: i.ref, Target: i.src.Image}), err
 }
 
-func (i *Image) endFeed() (err error) {
-	if i.feed != nil {
-		err = i.feed.Close()
-		i.feed = nil
-	}
-	return err
-}
-
 // Close ends what is under way. What has arrived stays for the next Begin.
 func (i *Image) Close() error {
 	i.cancel()
 	_ = i.group.Wait() // Finish has its error, and so has the restore
-	err := errors.Join(i.endFeed(), i.end(false))
+	err := errors.Join(i.feed.Close(), i.end(false))
 	if i.letGo != nil {
 		err = errors.Join(err, i.letGo())
 	}
@@ -379,29 +347,6 @@ type layer struct {
 	number int
 	kept   bool          // it had arrived before
 	made   chan struct{} // closed when there is a file for it
-	here   chan struct{} // closed when it has arrived
-
-	mu   sync.Mutex
-	part uint64     // what is there of a layer that has not arrived
-	feed *feed.Feed // nil until there is one
-}
-
-// grows notes what is there, and tells it.
-func (l *layer) grows(bytes uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.part = bytes; l.feed != nil {
-		l.feed.Part(l.File(), bytes)
-	}
-}
-
-// tellParts has grows tell a feed, and tells it what is there.
-func (l *layer) tellParts(to *feed.Feed) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.feed = to; l.part > 0 {
-		to.Part(l.File(), l.part)
-	}
 }
 
 // key is the name of the snapshot while the layer arrives.
@@ -415,7 +360,6 @@ const arrivedLabel = "dev.gpuckpt.arrived"
 // prepare makes the layer's snapshot, or finds the one of an earlier try.
 func (l *layer) prepare() error {
 	ctx, shots := l.i.ctx, l.i.shots
-	l.here = make(chan struct{})
 	mounts, err := shots.Prepare(ctx, l.key(), "")
 	if errdefs.IsAlreadyExists(err) {
 		var info snapshots.Info
@@ -434,19 +378,28 @@ func (l *layer) prepare() error {
 	return nil
 }
 
-// fetch fetches a layer of GPU state into its file.
+// fetch fetches a layer of GPU state into its file, and tells of it. The first error is what is told.
 func (l *layer) fetch() error {
-	if !l.kept {
-		l.Part = l.grows
-		if err := l.Fetch(l.i.ctx, l.i.src); err != nil {
-			return err
-		}
-		info := snapshots.Info{Name: l.key(), Labels: map[string]string{arrivedLabel: l.DiffID.String()}}
-		if _, err := l.i.shots.Update(l.i.ctx, info, "labels."+arrivedLabel); err != nil {
-			return fmt.Errorf("keep layer %s: %w", l.Digest, err)
-		}
+	if err := l.arrive(); err != nil {
+		l.i.feed.Fail(err)
+		return err
 	}
-	close(l.here)
+	l.i.feed.Arrived(l.File())
+	return nil
+}
+
+func (l *layer) arrive() error {
+	if l.kept {
+		return nil
+	}
+	l.Part = func(bytes uint64) { l.i.feed.Part(l.File(), bytes) }
+	if err := l.Fetch(l.i.ctx, l.i.src); err != nil {
+		return err
+	}
+	info := snapshots.Info{Name: l.key(), Labels: map[string]string{arrivedLabel: l.DiffID.String()}}
+	if _, err := l.i.shots.Update(l.i.ctx, info, "labels."+arrivedLabel); err != nil {
+		return fmt.Errorf("keep layer %s: %w", l.Digest, err)
+	}
 	return nil
 }
 

@@ -3,9 +3,9 @@
 
 // Package feed has one process restore a checkpoint whose GPU state another process still writes.
 //
-// The writer makes every file at its full size, and then a Feed in a directory: a socket there. It
-// calls Part for how much of a file is there, Arrived for each file that is complete and does not
-// change any more, or Fail. The reader opens the Source of that directory, which is told of all this,
+// The writer makes every file at its full size, and a Feed that it tells how much of a file is there
+// (Part), that a file is complete and does not change any more (Arrived), or that no more comes (Fail).
+// Once the reader can begin, the Feed serves at a socket in a directory. The reader opens the Source of that directory, which is told of all this,
 // and sets it as the images.Arrival of the files. Nothing that the writer says is believed: the reader
 // compares digests as ever. If the writer ends too early, whoever waits gets an error.
 package feed
@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -47,42 +48,51 @@ type note struct {
 	Failed string `json:"failed,omitempty"`
 }
 
-// Feed tells any number of Sources which files have arrived.
+// Feed tells any number of Sources which files have arrived. It is told from New on, and a Source hears all
+// of it, also what was told before there was a Source, or a Serve.
 type Feed struct {
-	path     string
-	listener *net.UnixListener
-	serving  sync.WaitGroup
-
 	mu    sync.Mutex
 	notes []note
 	more  chan struct{} // closed, and replaced, when there is another note
-	over  bool
+	over  bool          // see Close
+
+	path     string
+	listener *net.UnixListener // nil while it does not serve
+	sources  []*net.UnixConn   // that it has had meanwhile
+	serving  sync.WaitGroup
 }
 
-// Begin makes a feed in a directory that only root can enter. roots are those of images.OpenImage.
+// New makes a feed that serves nobody yet.
+func New() *Feed { return &Feed{more: make(chan struct{})} }
+
+// Serve serves in a directory that only root can enter, until Close. roots are those of images.OpenImage.
 // A socket that a feed has left there is replaced.
-func Begin(dir string, roots []string) (*Feed, error) {
-	f := &Feed{path: filepath.Join(dir, socketName), notes: []note{{Roots: roots}}, more: make(chan struct{})}
+func (f *Feed) Serve(dir string, roots []string) error {
+	path := filepath.Join(dir, socketName)
+	var listener *net.UnixListener
 	// By a rename: at no moment is there no socket where one was, which would say that all is here.
-	err := os.Remove(f.path + begun)
+	err := os.Remove(path + begun)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		err = short(dir, func(address *net.UnixAddr) (err error) {
-			if f.listener, err = net.ListenUnix("unix", address); err == nil {
-				f.listener.SetUnlinkOnClose(false) // its name is of this moment alone
+			if listener, err = net.ListenUnix("unix", address); err == nil {
+				listener.SetUnlinkOnClose(false) // its name is of this moment alone
 			}
 			return err
 		})
 	}
 	if err == nil {
-		if err = os.Rename(f.path+begun, f.path); err != nil {
-			f.listener.Close()
+		if err = os.Rename(path+begun, path); err != nil {
+			listener.Close()
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("tell of what arrives: %w", err)
+		return fmt.Errorf("tell of what arrives: %w", err)
 	}
-	f.serving.Go(f.serve)
-	return f, nil
+	f.mu.Lock()
+	f.path, f.listener, f.over = path, listener, false
+	f.mu.Unlock()
+	f.serving.Go(func() { f.serve(listener, roots) })
+	return nil
 }
 
 // begun is behind the name of a socket that is not in its place yet.
@@ -98,22 +108,28 @@ func short(dir string, do func(*net.UnixAddr) error) error {
 	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s%s", fd, socketName, begun)})
 }
 
-func (f *Feed) serve() {
+func (f *Feed) serve(listener *net.UnixListener, roots []string) {
 	for {
-		c, err := f.listener.AcceptUnix()
+		c, err := listener.AcceptUnix()
 		if err != nil {
 			return // it is closed
 		}
+		f.mu.Lock()
+		f.sources = append(f.sources, c)
+		f.mu.Unlock()
 		f.serving.Go(func() {
 			defer c.Close()
-			f.send(c)
+			f.send(c, roots)
 		})
 	}
 }
 
 // send sends all notes to a Source until the last, or until it has gone.
-func (f *Feed) send(c *net.UnixConn) {
+func (f *Feed) send(c *net.UnixConn, roots []string) {
 	out := json.NewEncoder(c)
+	if out.Encode(note{Roots: roots}) != nil {
+		return
+	}
 	for at := 0; ; {
 		f.mu.Lock()
 		notes, more, over := f.notes[at:], f.more, f.over
@@ -159,15 +175,26 @@ func (f *Feed) Retry() {
 	f.notes = slices.DeleteFunc(slices.Clone(f.notes), func(n note) bool { return n.Failed != "" })
 }
 
-// Close ends the feed and removes its socket.
+// closeWithin bounds the end of a Close where a Source does not read.
+const closeWithin = 10 * time.Second
+
+// Close ends the Serve, if there was one, and removes its socket. Serve may be called again.
 func (f *Feed) Close() error {
 	f.mu.Lock()
-	f.over = true
+	listener, path := f.listener, f.path
+	f.listener, f.over = nil, true
+	for _, c := range f.sources {
+		_ = c.SetWriteDeadline(time.Now().Add(closeWithin)) // or it has gone
+	}
+	f.sources = nil
 	f.mu.Unlock()
+	if listener == nil {
+		return nil
+	}
 	f.tell()
-	err := f.listener.Close()
+	err := listener.Close()
 	f.serving.Wait()
-	if rerr := os.Remove(f.path); !errors.Is(rerr, fs.ErrNotExist) {
+	if rerr := os.Remove(path); !errors.Is(rerr, fs.ErrNotExist) {
 		err = errors.Join(err, rerr)
 	}
 	return err

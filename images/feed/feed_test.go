@@ -27,16 +27,22 @@ func both(t *testing.T) (*Feed, *Source) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f, err := Begin(dir, []string{"/top", "/below"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := serving(t, dir, "/top", "/below")
 	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
 	return f, s
+}
+
+func serving(t *testing.T, dir string, roots ...string) *Feed {
+	t.Helper()
+	f := New()
+	if err := f.Serve(dir, roots); err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 // of is a checkpoint with a piece for each path, which arrives from s.
@@ -177,10 +183,7 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(dir); !errors.Is(err, ErrEnded) {
 		t.Errorf("a feed that has ended: %v", err)
 	}
-	f, err := Begin(dir, []string{"/"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := serving(t, dir, "/")
 	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -209,6 +212,37 @@ func TestOpenFollowsNoLink(t *testing.T) {
 	}
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "is no socket") {
 		t.Errorf("a file: %v", err)
+	}
+}
+
+// A feed is told before it serves, and serves again elsewhere with all that it was told.
+func TestToldBeforeItServes(t *testing.T) {
+	f := New()
+	f.Part("/b", 10)
+	f.Arrived("/a")
+	for range 2 {
+		dir := t.TempDir()
+		if err := f.Serve(dir, []string{"/top"}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := of(s, "/a", "/b")
+		if err := await(t.Context(), c, 0); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.Areas()[0].Location[1].Arrival.(images.EarlyArrival).AwaitEarly(t.Context(), 0, 10); err != nil {
+			t.Error(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := await(t.Context(), of(s, "/c"), 0); !errors.Is(err, ErrEnded) {
+			t.Errorf("after the end: %v", err)
+		}
+		s.Close()
 	}
 }
 
@@ -248,10 +282,7 @@ func TestRetry(t *testing.T) {
 		t.Fatalf("without a feed: %v, %v", s, err)
 	}
 	for range 2 {
-		f, err := Begin(snapshot, []string{"/top"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := serving(t, snapshot, "/top")
 		first, err := Beside(dirs)
 		if err != nil {
 			t.Fatal(err)

@@ -44,14 +44,14 @@ type arrival struct {
 	mu sync.Mutex
 	record
 	holds  *holds
-	feed   *feed.Feed // nil until CRIU's images are here
+	feed   *feed.Feed // serves once CRIU's images are here
 	failed error      // why something is missing that nobody fetches
 	over   bool
 	left   chan struct{} // closed when an arrival that is over has left
 }
 
 func newArrival(s *Snapshotter, r record) *arrival {
-	return &arrival{s: s, record: r, left: make(chan struct{})}
+	return &arrival{s: s, record: r, feed: feed.New(), left: make(chan struct{})}
 }
 
 // part is a layer of GPU state in a snapshot.
@@ -62,7 +62,6 @@ type part struct {
 
 	cancel context.CancelFunc // nil: nobody fetches it
 	done   chan struct{}
-	there  uint64 // bytes of it that are there while it is fetched
 }
 
 // begin looks at an image of which a layer is to be prepared. It returns false if containerd is to
@@ -265,47 +264,27 @@ func (a *arrival) addCRIU(ctx context.Context, p *part, below []string) error {
 	return a.tell()
 }
 
-// tell begins the feed, with what has arrived by now. a.mu is held.
-func (a *arrival) tell() (err error) {
-	if a.feed, err = feed.Begin(a.Dir, a.Roots); err != nil {
-		return err
-	}
-	for _, p := range a.Parts {
-		if p.there > 0 && !p.Arrived {
-			a.feed.Part(p.File(), p.there)
-		}
-	}
+// tell has the feed serve, and tell of what nobody fetches, since it was here before. a.mu is held.
+func (a *arrival) tell() error {
 	for _, file := range a.Files {
 		if !slices.ContainsFunc(a.Parts, func(p *part) bool { return !p.Arrived && p.File() == file }) {
 			a.feed.Arrived(file)
 		}
 	}
-	if a.failed != nil {
-		a.feed.Fail(a.failed)
-	}
-	return nil
+	return a.feed.Serve(a.Dir, a.Roots)
 }
 
 // start has a layer fetched. a.mu is held.
 func (a *arrival) start(p *part) {
 	ctx, cancel := context.WithCancel(namespaces.WithNamespace(a.s.ctx, a.Namespace))
 	p.cancel, p.done = cancel, make(chan struct{})
-	p.Part = func(bytes uint64) { a.grows(p, bytes) }
+	p.Part = func(bytes uint64) { a.feed.Part(p.File(), bytes) }
 	a.s.under.Go(func() {
 		defer close(p.done)
 		err := a.fetch(ctx, p)
 		cancel()
 		a.arrived(p, err)
 	})
-}
-
-// grows notes what is there of a layer, and tells it.
-func (a *arrival) grows(p *part, bytes uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if p.there = bytes; a.feed != nil {
-		a.feed.Part(p.File(), bytes)
-	}
 }
 
 // fetch fetches a layer of GPU state: from the content store if it is there, else from the registry.
@@ -342,16 +321,12 @@ func (a *arrival) arrived(p *part, err error) {
 		if serr := a.save(); serr != nil {
 			entry.WithError(serr).Error("cannot record that GPU state has arrived: after a restart it is fetched again")
 		}
-		if a.feed != nil {
-			a.feed.Arrived(p.File())
-		}
+		a.feed.Arrived(p.File())
 	default:
 		entry.WithError(err).Error("cannot fetch GPU state: the next container of the image has it tried again")
 		if a.failed == nil {
 			a.failed = err
-			if a.feed != nil {
-				a.feed.Fail(err)
-			}
+			a.feed.Fail(err)
 		}
 	}
 	a.mu.Unlock()
@@ -366,9 +341,7 @@ func (a *arrival) retry() {
 		return
 	}
 	a.failed = nil
-	if a.feed != nil {
-		a.feed.Retry()
-	}
+	a.feed.Retry()
 	for _, p := range a.Parts {
 		if !p.Arrived && p.cancel == nil {
 			a.start(p)
@@ -398,14 +371,7 @@ func (a *arrival) isOver() bool {
 // leave takes an arrival away: first the feed, whose socket says that something is missing.
 func (a *arrival) leave() {
 	defer close(a.left)
-	a.mu.Lock()
-	f := a.feed
-	a.feed = nil
-	a.mu.Unlock()
-	var err error
-	if f != nil {
-		err = f.Close()
-	}
+	err := a.feed.Close()
 	if err == nil {
 		err = a.forget()
 	}
@@ -435,17 +401,14 @@ func (a *arrival) drop(name string) error {
 		}
 		return p.Name == name
 	})
-	var f *feed.Feed
+	var untold error
 	if a.CRIU == name {
-		f, a.feed, a.CRIU, a.Dir = a.feed, nil, "", ""
+		untold, a.CRIU, a.Dir = a.feed.Close(), "", ""
 	}
-	err := a.save()
+	err := errors.Join(a.save(), untold)
 	a.mu.Unlock()
 	if fetched != nil {
 		<-fetched
-	}
-	if f != nil {
-		err = errors.Join(err, f.Close())
 	}
 	a.end()
 	return err
