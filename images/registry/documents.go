@@ -15,20 +15,10 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// maxDocument bounds what Documents reads at once, in bytes.
+// maxDocument bounds what documents reads at once, in bytes.
 const maxDocument = 8 << 20
 
-// Documents finds an image in a registry and reads its manifests from there, into memory. It is
-// for a look at an image before a Pull: what a tag names may change in between.
-func Documents(ctx context.Context, ref string, options Options) (content.Provider, ocispec.Descriptor, error) {
-	options.Progress = nil
-	s, err := Open(ctx, ref, "look up", options)
-	if err != nil {
-		return nil, ocispec.Descriptor{}, err
-	}
-	return s, s.Image, nil
-}
-
+// documents reads small blobs of a registry into memory: manifests.
 type documents struct{ fetcher remotes.Fetcher }
 
 // ReaderAt fetches a blob. Who reads it checks its digest.

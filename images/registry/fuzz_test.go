@@ -143,7 +143,7 @@ func look(t *testing.T, name string, o Options) {
 
 // fetchAll does what a Pull does without a containerd.
 func fetchAll(t *testing.T, name string, o Options) {
-	s, err := open(t.Context(), name, "pull", o.defaults())
+	s, err := Open(t.Context(), name, "pull", o)
 	if err != nil {
 		return
 	}

@@ -25,44 +25,34 @@ import (
 // keepFor is how long containerd keeps what a pull that failed has fetched.
 const keepFor = 24 * time.Hour
 
-// Pull fetches an image into containerd and, with a snapshotter's name, unpacks it there while it
-// comes in. The image gets its name when it is complete, unless another has it: then the error is
-// localstore.ErrTaken. containerd keeps what a pull that fails has fetched for a day, for the next pull
-// of that name.
-func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, options Options) (client.Image, *Result, error) {
-	return PullAs(ctx, c, ref, snapshotter, options, nil)
-}
-
-// PullAs is Pull of an image of which another is made: that one gets the name. A nil make makes none.
-func PullAs(ctx context.Context, c *client.Client, ref, snapshotter string, options Options, make func(context.Context, ocispec.Descriptor) (ocispec.Descriptor, error)) (_ client.Image, _ *Result, err error) {
+// Pull fetches the image into containerd and, with a snapshotter's name, unpacks it there while it
+// comes in. With a make, another image is made of it, which is unpacked in its place. It gets the name
+// when it is complete, unless another image has it: then the error is localstore.ErrTaken. containerd
+// keeps what a pull that fails has fetched for a day, for the next pull of that name.
+func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string, make func(context.Context, ocispec.Descriptor) (ocispec.Descriptor, error)) (_ client.Image, _ *Result, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("pull %s: %w", ref, err)
+			err = fmt.Errorf("pull %s: %w", s.ref, err)
 		}
 	}()
-	if err := localstore.CheckName(ref); err != nil {
-		return nil, nil, err
-	}
-	s, err := open(ctx, ref, "pull", options.defaults())
-	if err != nil {
-		return nil, nil, explain(err, ref)
-	}
+	meanwhile := ""
 	if make == nil {
-		if err := localstore.CheckFree(ctx, c, ref, s.Image.Digest); err != nil {
+		meanwhile = snapshotter
+		if err := localstore.CheckFree(ctx, c, s.ref, s.Image.Digest); err != nil {
 			return nil, nil, err
 		}
 	}
-	ctx, end, err := Lease(ctx, c, ref)
+	ctx, end, err := Lease(ctx, c, s.ref)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
-	image := cimages.Image{Name: ref, Target: s.Image}
+	image := cimages.Image{Name: s.ref, Target: s.Image}
 	fetch, err := s.handler(c.ContentStore(), client.NewImage(c, image).Platform())
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := localstore.Walk(ctx, c, fetch, image.Target, snapshotter); err != nil {
+	if err := localstore.Walk(ctx, c, fetch, image.Target, meanwhile); err != nil {
 		return nil, nil, err
 	}
 	if make != nil {
@@ -70,13 +60,19 @@ func PullAs(ctx context.Context, c *client.Client, ref, snapshotter string, opti
 			return nil, nil, err
 		}
 	}
-	if err := localstore.Tag(ctx, c, ref, image.Target); err != nil {
+	pulled := client.NewImage(c, image)
+	if err := localstore.Tag(ctx, c, s.ref, image.Target); err != nil {
 		return nil, nil, err
 	}
 	if err := end(true); err != nil {
 		return nil, nil, err
 	}
-	return client.NewImage(c, image), s.End("pulled"), nil
+	if make != nil && snapshotter != "" {
+		if err := localstore.Unpack(ctx, c, pulled, snapshotter); err != nil {
+			return nil, nil, err
+		}
+	}
+	return pulled, s.End("pulled"), nil
 }
 
 // Lease keeps containerd from collecting what comes in. Each pull has a lease of its own, so that one

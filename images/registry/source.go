@@ -35,22 +35,18 @@ type Source struct {
 }
 
 // Open finds an image in a registry. step is what its progress is called.
-func Open(ctx context.Context, ref, step string, options Options) (*Source, error) {
-	err := localstore.CheckName(ref)
-	var s *Source
-	if err == nil {
-		s, err = open(ctx, ref, step, options.defaults())
+func Open(ctx context.Context, ref, step string, options Options) (_ *Source, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("look up %s: %w", ref, explain(err, ref))
+		}
+	}()
+	if err := localstore.CheckName(ref); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("look up %s: %w", ref, explain(err, ref))
-	}
-	return s, nil
-}
-
-// open is Open of a name that was checked.
-func open(ctx context.Context, ref, step string, o Options) (*Source, error) {
+	o := options.defaults()
 	s := &Source{transfer: newTransfer(step, o), ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
-	err := s.attempts(ctx, nil, func() (err error) {
+	err = s.attempts(ctx, nil, func() (err error) {
 		resolver := newResolver(ctx, o)
 		var name string
 		if name, s.Image, err = resolver.Resolve(ctx, ref); err == nil {
@@ -58,7 +54,10 @@ func open(ctx context.Context, ref, step string, o Options) (*Source, error) {
 		}
 		return err
 	})
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // Store fetches a blob into a content store. The store keeps the part that an interrupted fetch

@@ -22,7 +22,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/crypt"
 	"github.com/gpuckpt/gpuckpt/images/layout"
-	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/registry"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
@@ -96,20 +95,20 @@ func (b both) Info(ctx context.Context, d digest.Digest) (content.Info, error) {
 	return b.second.Info(ctx, d)
 }
 
-// Pull is registry.Pull, which also decrypts: with the keys of these files, or where there are none, with
-// those of config.DecryptionKeys. An image that is encrypted is left to containerd's stream processors
-// if there is no key at all.
+// Pull pulls an image from a registry, and decrypts it: with the keys of these files, or where there are
+// none, with those of config.DecryptionKeys. An image that is encrypted is left to containerd's stream
+// processors if there is no key at all.
 func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFiles []string, o registry.Options) (client.Image, *registry.Result, error) {
-	from, found, err := registry.Documents(ctx, ref, o)
+	from, err := registry.Open(ctx, ref, "pull", o)
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := crypt.Manifest(ctx, from, found)
+	m, err := crypt.Manifest(ctx, from, from.Image)
 	if err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	if !crypt.NeedsKey(m) {
-		return registry.Pull(ctx, c, ref, snapshotter, o)
+		return from.Pull(ctx, c, snapshotter, nil)
 	}
 	if keyFiles == nil {
 		keyFiles = []string{config.DecryptionKeys}
@@ -119,7 +118,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	if keys.None() {
-		image, result, err := registry.Pull(ctx, c, ref, snapshotter, o)
+		image, result, err := from.Pull(ctx, c, snapshotter, nil)
 		if err != nil {
 			err = fmt.Errorf("%w\nthe image is encrypted: name a private key with --decrypt-key, or have containerd decrypt it", err)
 		}
@@ -128,19 +127,9 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	if err := keys.FitAll(m); err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	image, result, err := registry.PullAs(ctx, c, ref, "", o, func(ctx context.Context, image ocispec.Descriptor) (plain ocispec.Descriptor, _ error) {
-		if image.Digest != found.Digest {
-			return plain, errors.New("the registry's image was replaced meanwhile: pull it again")
-		}
+	return from.Pull(ctx, c, snapshotter, func(ctx context.Context, image ocispec.Descriptor) (ocispec.Descriptor, error) {
 		return crypt.Decrypt(ctx, c.ContentStore(), c.ContentStore(), image, keys, o.Progress)
 	})
-	if err != nil || snapshotter == "" {
-		return image, result, err
-	}
-	if err := localstore.Unpack(ctx, c, image, snapshotter); err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
-	}
-	return image, result, nil
 }
 
 // Arrive is arriving.Begin. The error is arriving.ErrWhole for an image that is encrypted.

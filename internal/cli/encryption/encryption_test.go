@@ -116,11 +116,11 @@ func TestPush(t *testing.T) {
 			if err != nil {
 				return
 			}
-			from, found, err := registry.Documents(t.Context(), target, registry.Options{Attempts: 1})
-			if err != nil || found.Digest != sent || (sent == s.Image.Digest) != (c.want == crypt.Plain) {
-				t.Fatalf("the registry has %s, sent was %s: %v", found.Digest, sent, err)
+			from, err := registry.Open(t.Context(), target, "look up", registry.Options{Attempts: 1})
+			if err != nil || from.Image.Digest != sent || (sent == s.Image.Digest) != (c.want == crypt.Plain) {
+				t.Fatalf("the registry's is not %s, which was sent: %v", sent, err)
 			}
-			m, err := crypt.Manifest(t.Context(), from, found)
+			m, err := crypt.Manifest(t.Context(), from, from.Image)
 			if err != nil || crypt.StateOf(m) != c.want {
 				t.Errorf("in the registry it is in state %d, %v; want %d", crypt.StateOf(m), err, c.want)
 			}
