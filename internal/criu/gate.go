@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // The life of a gate: the shim listens (ListenGate) before runc starts CRIU. CRIU restores all
@@ -42,21 +44,13 @@ type Device struct {
 	Major, Minor int64
 }
 
-// FindPlugin returns the path of gpuckpt's CRIU plugin: beside the shim, whose path may be a link,
-// or in ../lib/gpuckpt of the shim's directory.
+// FindPlugin returns the path of gpuckpt's CRIU plugin, by the shim's.
 func FindPlugin(shim string) (string, error) {
-	shim, err := filepath.EvalSymlinks(shim)
+	path, err := version.Beside(shim, PluginName)
 	if err != nil {
 		return "", fmt.Errorf("find gpuckpt's CRIU plugin: %w", err)
 	}
-	dir := filepath.Dir(shim)
-	for _, path := range []string{filepath.Join(dir, PluginName), filepath.Join(dir, "..", "lib", "gpuckpt", PluginName)} {
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("find gpuckpt's CRIU plugin: no %s in %s or %s: install gpuckpt anew",
-		PluginName, dir, filepath.Join(dir, "..", "lib", "gpuckpt"))
+	return path, nil
 }
 
 // AddPlugin puts gpuckpt's CRIU plugin and its settings into dir, a directory that CRIU's option

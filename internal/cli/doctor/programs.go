@@ -15,6 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // ShimName is the file name of this project's shim.
@@ -39,8 +40,8 @@ func CheckPrograms(ctx context.Context, n *Node, path string, configured error) 
 		a.ok("configuration", "%s", found)
 	}
 	shim, err := n.Look(ShimName)
-	version := n.buildOf(ctx, shim)
-	a.either(err == nil, "shim", shim+version,
+	build := n.buildOf(ctx, shim)
+	a.either(err == nil, "shim", shim+build,
 		Failure, "no "+ShimName+" in containerd's $PATH", "containers cannot use the runtime by its name, nor be checkpointed", installFix)
 	const without = "GPU containers can be neither checkpointed nor restored nor suspended"
 	helper, err := n.helper()
@@ -51,19 +52,19 @@ func CheckPrograms(ctx context.Context, n *Node, path string, configured error) 
 		return a.with(Failure, "helper", err.Error(), without, "# change helper in "+path)
 	}
 	itsVersion := n.buildOf(ctx, helper)
-	a.either(shim == "" || version == itsVersion, "helper", helper+itsVersion,
-		Failure, helper+itsVersion+", and the shim"+version, "programs of different builds do not understand each other", installFix)
+	a.either(shim == "" || build == itsVersion, "helper", helper+itsVersion,
+		Failure, helper+itsVersion+", and the shim"+build, "programs of different builds do not understand each other", installFix)
 	if shim != "" {
 		plugin, err := criu.FindPlugin(shim)
 		a.either(err == nil, "CRIU plugin", plugin,
 			Failure, "no "+criu.PluginName+" beside the shim, nor in ../lib/gpuckpt", "GPU containers can be suspended, but neither checkpointed nor restored", installFix)
-		tar, ok := tmpfs.Beside(shim)
+		tar, missing := version.Beside(shim, tmpfs.ProgramName)
 		its := n.buildOf(ctx, tar)
 		switch {
-		case !ok:
+		case missing != nil:
 			a.add(Warning, "tmpfs helper", "no "+tmpfs.ProgramName+" beside the shim, nor in ../lib/gpuckpt", "a checkpoint and a restore take some 4 ms longer for each tmpfs of a container", installFix)
-		case its != version:
-			a.add(Failure, "tmpfs helper", tar+its+", and the shim"+version, "programs of different builds do not understand each other", installFix)
+		case its != build:
+			a.add(Failure, "tmpfs helper", tar+its+", and the shim"+build, "programs of different builds do not understand each other", installFix)
 		default:
 			a.ok("tmpfs helper", "%s%s", tar, its)
 		}
@@ -96,7 +97,7 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	if err != nil {
 		return a.with(Failure, "program", path+" does not run: "+firstLine(stderr, err), "no container can run", fix)
 	}
-	version := strings.TrimPrefix(firstLine(out, nil), "runc version ")
+	number := strings.TrimPrefix(firstLine(out, nil), "runc version ")
 	out, stderr, err = n.Run(ctx, path, "features")
 	var f features.Features
 	if err == nil {
@@ -104,11 +105,11 @@ func CheckRunc(ctx context.Context, n *Node) []Check {
 	}
 	switch {
 	case err != nil:
-		a.add(Warning, "program", path+", version "+version+", does not print its features: "+firstLine(stderr, err), "it may have been built without checkpoints", fix)
+		a.add(Warning, "program", path+", version "+number+", does not print its features: "+firstLine(stderr, err), "it may have been built without checkpoints", fix)
 	case f.Annotations[runcCheckpoint] == "false":
-		a.add(Failure, "program", path+", version "+version+", built without checkpoints", "nothing can be checkpointed or restored", fix)
+		a.add(Failure, "program", path+", version "+number+", built without checkpoints", "nothing can be checkpointed or restored", fix)
 	default:
-		a.ok("program", "%s, version %s", path, version)
+		a.ok("program", "%s, version %s", path, number)
 	}
 	return a.checks
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/tarname"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
@@ -74,32 +75,17 @@ func Install(containerBundle, images string) (dir string, err error) {
 	return dir, nil
 }
 
-// Program returns the path of the program that Install makes CRIU's tar. It lies beside this program,
-// or in ../lib/gpuckpt of this program's directory. Without it this program is its own tar, if it is
-// the shim.
+// Program returns the path of the program that Install makes CRIU's tar, see version.Beside. Without it this
+// program is its own tar, if it is the shim.
 func Program() (string, error) {
 	self, err := os.Executable()
-	if err == nil {
-		self, err = filepath.EvalSymlinks(self)
-	}
 	if err != nil {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
-	if path, ok := Beside(self); ok {
+	if path, err := version.Beside(self, ProgramName); err == nil {
 		return path, nil
 	}
 	return self, nil
-}
-
-// Beside looks for the program of Install beside a shim, or in ../lib/gpuckpt of its directory.
-func Beside(shim string) (path string, ok bool) {
-	dir := filepath.Dir(shim)
-	for _, path := range []string{filepath.Join(dir, ProgramName), filepath.Join(dir, "..", "lib", "gpuckpt", ProgramName)} {
-		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
-			return path, true
-		}
-	}
-	return "", false
 }
 
 // readSpec reads the spec of a bundle. Package bundle does that too: it brings packages that Main

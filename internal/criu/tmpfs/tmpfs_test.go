@@ -486,33 +486,6 @@ func TestProgramImportsLittle(t *testing.T) {
 }
 
 func TestProgram(t *testing.T) {
-	dir := t.TempDir()
-	shim := filepath.Join(dir, "bin", "shim")
-	put := func(name string, mode os.FileMode) string {
-		t.Helper()
-		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, nil, mode); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	if path, ok := Beside(shim); ok {
-		t.Errorf("found %s, where there is none", path)
-	}
-	put("bin/"+ProgramName, 0o644)
-	want := put("lib/gpuckpt/"+ProgramName, 0o755)
-	if path, _ := Beside(shim); path != want {
-		t.Errorf("found %q, want %s: the other is no program", path, want)
-	}
-	if err := os.Chmod(filepath.Join(dir, "bin", ProgramName), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if path, _ := Beside(shim); path != filepath.Join(dir, "bin", ProgramName) {
-		t.Errorf("found %q, want the one beside it", path)
-	}
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	release "github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // LibraryName is the interposer's file name, and InContainer where a container has it: in the root, where
@@ -33,9 +33,13 @@ func Put(spec *specs.Spec, view config.View) error {
 	if err != nil || !wanted || spec.Process == nil {
 		return err
 	}
-	library, err := find()
+	self, err := os.Executable()
 	if err != nil {
 		return err
+	}
+	library, err := release.Beside(self, LibraryName)
+	if err != nil {
+		return fmt.Errorf("find the interposer: %w, or start the container without the annotation", err)
 	}
 	if !slices.ContainsFunc(spec.Mounts, func(m specs.Mount) bool { return path.Clean(m.Destination) == InContainer }) {
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: InContainer, Source: library, Type: "bind", Options: []string{"bind", "ro", "nosuid", "nodev"}})
@@ -56,23 +60,4 @@ func Put(spec *specs.Spec, view config.View) error {
 	}
 	spec.Process.Env = append(spec.Process.Env, preload+InContainer)
 	return nil
-}
-
-// find returns the interposer's path: beside this program, or in ../lib/gpuckpt.
-func find() (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	if self, err = filepath.EvalSymlinks(self); err != nil {
-		return "", err
-	}
-	dir := filepath.Dir(self)
-	for _, path := range []string{filepath.Join(dir, LibraryName), filepath.Join(dir, "..", "lib", "gpuckpt", LibraryName)} {
-		if _, err := os.Stat(path); err == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("find the interposer: no %s in %s or %s: install gpuckpt anew, or start the container without the annotation",
-		LibraryName, dir, filepath.Join(dir, "..", "lib", "gpuckpt"))
 }

@@ -7,6 +7,8 @@ package version
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -66,4 +68,21 @@ func recorded() (number, commit, date string) {
 // nothing else.
 func Asked(args []string) bool {
 	return len(args) == 2 && (args[1] == "--version" || args[1] == "-version" || args[1] == "-v")
+}
+
+// Beside returns the path of a file of the release that a program is of: beside the program, whose path may
+// be a link, or in ../lib/gpuckpt of its directory.
+func Beside(program, file string) (string, error) {
+	program, err := filepath.EvalSymlinks(program)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Dir(program)
+	lib := filepath.Join(dir, "..", "lib", "gpuckpt")
+	for _, path := range []string{filepath.Join(dir, file), filepath.Join(lib, file)} {
+		if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no %s in %s or %s: install gpuckpt anew", file, dir, lib)
 }
