@@ -79,7 +79,7 @@ push" does. If that fails, the image stays in containerd.`,
 			if o.Build, err = b.options(); err != nil {
 				return err
 			}
-			if err := p.check(&o); err != nil {
+			if err := p.check(); err != nil {
 				return err
 			}
 			if o.InMemory, err = memoryFor(inMemory, cmd.Flags().Changed("image-path")); err != nil {
@@ -92,16 +92,16 @@ push" does. If that fails, the image stays in containerd.`,
 					return nil, "", err
 				}
 				o.Progress = progress
-				targets := []capture.Target{{Image: o.Image, Previous: b.previous}}
+				targets := []capture.Target{{Image: p.image, Previous: b.previous}}
 				switch {
 				case pod != "":
-					targets, err = capture.Pod(ctx, client, pod, args, o.Image, b.previous)
+					targets, err = capture.Pod(ctx, client, pod, args, p.image, b.previous)
 				case len(args) == 1:
 					targets[0].ID = args[0]
 				default:
 					targets = nil
 					for _, id := range args {
-						targets = append(targets, capture.NewTarget(id, id, o.Image, b.previous))
+						targets = append(targets, capture.NewTarget(id, id, p.image, b.previous))
 					}
 				}
 				if err != nil {
@@ -135,7 +135,7 @@ push" does. If that fails, the image stays in containerd.`,
 	b.flags(c, d.images)
 	f := c.Flags()
 	p.flags(c)
-	f.StringVarP(&o.Image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
+	f.StringVarP(&p.image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
 	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut, or those that are named")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.StringVar(&o.WaitFor, "wait-for", "", "begin once this path is there in the container, /run/ready")
@@ -176,6 +176,7 @@ func captured(made *capture.Result) string {
 
 // pushed is where the images of a checkpoint are sent to.
 type pushed struct {
+	image      string // the name that was asked for, of one container, or what the others' begin with
 	to         string // "" for nowhere
 	recipients []string
 	registry.Options
@@ -189,11 +190,11 @@ func (p *pushed) flags(c *cobra.Command) {
 }
 
 // check refuses a name that cannot be pushed to before anything is dumped.
-func (p *pushed) check(o *capture.Options) error {
+func (p *pushed) check() error {
 	if p.to == "" {
 		return nil
 	}
-	o.Image = cmp.Or(o.Image, p.to)
+	p.image = cmp.Or(p.image, p.to)
 	return localstore.CheckName(p.to)
 }
 
@@ -210,7 +211,7 @@ func (p *pushed) begin(ctx context.Context, store content.Provider, o *capture.O
 				o.Progress(s)
 			}
 		}
-		ahead, err := registry.Begin(ctx, store, p.target(o, t.Image), p.Options)
+		ahead, err := registry.Begin(ctx, store, p.target(t.Image), p.Options)
 		if err != nil {
 			return err
 		}
@@ -226,8 +227,8 @@ func (p *pushed) close() {
 }
 
 // target returns where an image is sent to: those of several containers have different ends.
-func (p *pushed) target(o *capture.Options, image string) string {
-	return p.to + strings.TrimPrefix(image, o.Image)
+func (p *pushed) target(image string) string {
+	return p.to + strings.TrimPrefix(image, p.image)
 }
 
 // push sends the images that were made, and adds what it did to their answers. The error is of all that
@@ -239,7 +240,7 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 	p.Progress = o.Progress
 	var failed []error
 	for i, m := range made {
-		began, a := time.Now(), &transferAnswer{Image: p.target(o, m.Image)}
+		began, a := time.Now(), &transferAnswer{Image: p.target(m.Image)}
 		if p.ahead != nil {
 			p.Ahead = p.ahead[i]
 		}

@@ -106,7 +106,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if r.Failures > 0 {
-		return errors.New(count(r.Failures, "failure"))
+		return errors.New(doctor.Count(r.Failures, "failure"))
 	}
 	return nil
 }
@@ -157,11 +157,4 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 		err = fmt.Errorf("the image %s: %w", o.image, err)
 	}
 	return need, err
-}
-
-func count(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
 
 func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.Source, error) {
@@ -176,7 +177,7 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
 	} {
 		if n := of[kind.key]; n > 0 {
-			layers := count(n, "layer")
+			layers := doctor.Count(n, "layer")
 			if kind.key == oci.LayerGPU && a.Image.LayerBytes > 0 {
 				layers += " of up to " + size(a.Image.LayerBytes)
 			}

@@ -39,8 +39,6 @@ const (
 
 // Options say how a checkpoint is taken.
 type Options struct {
-	// Image is the name of the image, "example.com/job:1".
-	Image string
 	// Dir is where the dump is made, on this machine; empty: DefaultDir.
 	Dir string
 	// InMemory is how much memory dumps may take, in bytes, at most three quarters of what is available:
@@ -53,8 +51,6 @@ type Options struct {
 	Unpack bool
 	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
 	Build oci.Options
-	// Previous names an earlier checkpoint image, or is empty: what it has is not stored again.
-	Previous string
 	// WaitFor is a path in the container, "/run/ready". The checkpoint begins once something is there,
 	// which the program makes when it is to be taken; empty: at once.
 	WaitFor string
@@ -81,6 +77,7 @@ type Result struct {
 
 type run struct {
 	Options
+	Target
 	client   *client.Client
 	info     containers.Container
 	task     client.Task
@@ -93,16 +90,6 @@ type run struct {
 	pausedAt time.Time // zero while the container is as it was found
 	paused   time.Duration
 	result   Result
-}
-
-// Container takes a checkpoint of a container. ctx carries containerd's namespace. On an error the
-// container is as before and there is no image, unless the error says that it is complete.
-func Container(ctx context.Context, c *client.Client, id string, o Options) (*Result, error) {
-	all, err := Containers(ctx, c, []Target{{ID: id, Image: o.Image, Previous: o.Previous, Made: o.Build.Made}}, o)
-	if err != nil {
-		return nil, err
-	}
-	return all[0], nil
 }
 
 // pause freezes the container, unless it is paused already.

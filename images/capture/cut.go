@@ -22,18 +22,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
-// Target is a container, and the name that its image gets.
+// Target is a container, and the name that its image gets, "example.com/job:1".
 type Target struct {
 	ID, Image string
-	// Previous is as in Options.
+	// Previous names an earlier checkpoint image, or is empty: what it has is not stored again.
 	Previous string
 	// Made is called with each blob of the image, as oci.Options have it; nil: it is not.
 	Made func(ocispec.Descriptor)
 }
 
 // Containers takes checkpoints of several containers in one cut: none is dumped before all are locked
-// and frozen, and none runs on before all are dumped. It takes what Options say of one, except Image,
-// Previous and Build.Made, for each. ctx carries containerd's namespace.
+// and frozen, and none runs on before all are dumped. ctx carries containerd's namespace.
 //
 // On an error all containers are as before and there is no image, unless the error says that they
 // are complete.
@@ -64,8 +63,8 @@ func prepared(ctx context.Context, c *client.Client, targets []Target, o Options
 		if slices.ContainsFunc(all, func(r *run) bool { return r.result.Container == t.ID || r.Image == t.Image }) {
 			return nil, fmt.Errorf("checkpoint %s as %s: one of the two is named twice: %w", t.ID, t.Image, errdefs.ErrInvalidArgument)
 		}
-		r := &run{Options: o, client: c, began: time.Now(), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
-		r.Image, r.Previous, r.Build.Made = t.Image, t.Previous, t.Made
+		r := &run{Options: o, Target: t, client: c, began: time.Now(), result: Result{Container: t.ID, Image: t.Image, Running: o.LeaveRunning}}
+		r.Build.Made = t.Made
 		if len(targets) > 1 && o.Progress != nil {
 			r.Progress = func(s images.Step) {
 				one.Lock()

@@ -18,16 +18,14 @@ import (
 
 // Take a checkpoint of a container that runs on, as the image example.com/job:2, which
 // stores only what has changed since example.com/job:1.
-func ExampleContainer() {
+func ExampleContainers() {
 	c, err := client.New("/run/containerd/containerd.sock")
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer c.Close()
 	ctx := namespaces.WithNamespace(context.Background(), "default")
-	made, err := capture.Container(ctx, c, "job", capture.Options{
-		Image:        "example.com/job:2",
-		Previous:     "example.com/job:1",
+	all, err := capture.Containers(ctx, c, []capture.Target{{ID: "job", Image: "example.com/job:2", Previous: "example.com/job:1"}}, capture.Options{
 		LeaveRunning: true,
 		Build:        oci.Options{Compression: oci.Zstd},
 		Progress: func(s images.Step) {
@@ -37,6 +35,7 @@ func ExampleContainer() {
 	if err != nil {
 		log.Fatal(err) // the container is as it was, and there is no image
 	}
+	made := all[0]
 	fmt.Printf("%s@%s: paused for %.2f s, %d of %d bytes are new\n",
 		made.Image, made.Digest, made.PausedSeconds, made.Written, made.Bytes)
 }

@@ -118,11 +118,12 @@ func (r *Report) Text() string {
 			fmt.Fprintf(&b, "%21s%s%s\n", "", mark, strings.ReplaceAll(c.Fix, "\n", "\n"+strings.Repeat(" ", 21+len(mark))))
 		}
 	}
-	fmt.Fprintf(&b, "%s, %s\n", plural(r.Failures, "failure"), plural(r.Warnings, "warning"))
+	fmt.Fprintf(&b, "%s, %s\n", Count(r.Failures, "failure"), Count(r.Warnings, "warning"))
 	return b.String()
 }
 
-func plural(n int, thing string) string {
+// Count words a number of things.
+func Count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
 	}

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 
-	ipcmsg "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-msg"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
@@ -102,35 +101,6 @@ func parseField(words []string) (f Field, err error) {
 		return f, fmt.Errorf("%s without a reason", f.May)
 	}
 	return f, nil
-}
-
-// Messages returns the descriptors of all messages that the images of Kinds can have, each once.
-// A message whose field is Refused is not looked into: it never comes so far.
-func Messages() (all []protoreflect.MessageDescriptor) {
-	seen := make(map[protoreflect.FullName]bool)
-	var add func(protoreflect.MessageDescriptor)
-	add = func(m protoreflect.MessageDescriptor) {
-		if seen[m.FullName()] {
-			return
-		}
-		seen[m.FullName()] = true
-		all = append(all, m)
-		for i := range m.Fields().Len() {
-			fd := m.Fields().Get(i)
-			if may := Fields()[fd.FullName()].May; fd.Message() != nil && may != Refused {
-				add(fd.Message())
-			}
-		}
-	}
-	kinds := Kinds()
-	for i := range kinds {
-		if k := &kinds[i]; k.form == entries {
-			add(k.entry(0).ProtoReflect().Descriptor())
-			add(k.entry(1).ProtoReflect().Descriptor())
-		}
-	}
-	add((*ipcmsg.IpcMsg)(nil).ProtoReflect().Descriptor())
-	return all
 }
 
 // check refuses a message with a field that is not on the list, or a value that the list does

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -438,11 +439,40 @@ func rewritten(name string, data []byte) ([]byte, error) {
 	return b.Bytes(), err
 }
 
+// messages returns the descriptors of all messages that the images of Kinds can have, each once.
+// A message whose field is Refused is not looked into: it never comes so far.
+func messages() (all []protoreflect.MessageDescriptor) {
+	seen := make(map[protoreflect.FullName]bool)
+	var add func(protoreflect.MessageDescriptor)
+	add = func(m protoreflect.MessageDescriptor) {
+		if seen[m.FullName()] {
+			return
+		}
+		seen[m.FullName()] = true
+		all = append(all, m)
+		for i := range m.Fields().Len() {
+			fd := m.Fields().Get(i)
+			if may := Fields()[fd.FullName()].May; fd.Message() != nil && may != Refused {
+				add(fd.Message())
+			}
+		}
+	}
+	kinds := Kinds()
+	for i := range kinds {
+		if k := &kinds[i]; k.form == entries {
+			add(k.entry(0).ProtoReflect().Descriptor())
+			add(k.entry(1).ProtoReflect().Descriptor())
+		}
+	}
+	add((*ipcmsg.IpcMsg)(nil).ProtoReflect().Descriptor())
+	return all
+}
+
 // Every field of every message that an image can have is on the list, and nothing else is.
 func TestEveryFieldIsListed(t *testing.T) {
 	listed := maps.Clone(Fields())
 	n := 0
-	for _, m := range Messages() {
+	for _, m := range messages() {
 		for i := range m.Fields().Len() {
 			name := m.Fields().Get(i).FullName()
 			if _, ok := listed[name]; !ok {
@@ -455,7 +485,7 @@ func TestEveryFieldIsListed(t *testing.T) {
 	for name := range listed {
 		t.Errorf("%s is in fields.txt, and no image has it", name)
 	}
-	t.Logf("%d fields of %d messages, 0 unknown", n, len(Messages()))
+	t.Logf("%d fields of %d messages, 0 unknown", n, len(messages()))
 }
 
 // What proves who made a checkpoint, and what describes it, lies beside CRIU's images and does not

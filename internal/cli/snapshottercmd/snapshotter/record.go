@@ -14,6 +14,7 @@ import (
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -52,13 +53,7 @@ func (a *arrival) save() error {
 	}
 	path := a.path(a.s.o.Root)
 	if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-		err = os.WriteFile(path+".new", data, 0o600)
-	}
-	if err == nil {
-		err = syncFile(path + ".new")
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
+		err = atomicwriter.WriteFile(path, data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("record what arrives: %w", err)
