@@ -141,6 +141,11 @@ DOCKER ?= /usr/bin
 test-docker: setup build testbeds ## Run the tests with a dockerd (needs root): DOCKER=DIR.
 	GPUCKPT_BIN="$(abspath $(BIN)):$(DOCKER):$$(hack/setup --print-path)" go -C integration test -count=1 -timeout 10m ./docker
 
+# Part of `make test`.
+.PHONY: test-sanitized
+test-sanitized: compiler ## Run the interposer's tests by ThreadSanitizer, and by AddressSanitizer with UBSan.
+	for sanitizer in thread address,undefined; do GPUCKPT_SANITIZER=$$sanitizer go test -count=1 -run '^TestLibrary$$' ./internal/gpu/interposer || exit 1; done
+
 .PHONY: test-pairings
 test-pairings: setup build testbeds ## Move GPU memory every way there and back, of which make test has a third (needs root; minutes).
 	$(TEST_ENV) GPUCKPT_TEST_PAIRINGS=all go -C integration test -count=1 -v -timeout 60m ./registry -run TestPairings

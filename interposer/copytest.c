@@ -10,13 +10,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 enum { PIECES = 3, BLOCK = 6 << 20 }; // a chunk and a half each
 

@@ -201,18 +201,22 @@ static int64_t take(void)
 	return count++;
 }
 
-// hand_out has a number for an event. The lock is held. false: there is no room.
-static bool hand_out(const struct event *e, CUevent *number)
+// hand_out has a number for an event. Where there is no room, its plain one is gone.
+static CUresult hand_out(const struct event *e, CUevent *number)
 {
+	lock(LOCK_EVENTS);
 	int64_t i = take();
-
-	if (i < 0)
-		return false;
-	struct event *to = at((uint32_t)i);
-	*to = *e;
-	__atomic_store_n(&to->used, true, __ATOMIC_RELEASE);
-	*number = (CUevent)(TAG << 32 | (uint64_t)i);
-	return true;
+	if (i >= 0) {
+		struct event *to = at((uint32_t)i);
+		*to = *e;
+		__atomic_store_n(&to->used, true, __ATOMIC_RELEASE);
+		*number = (CUevent)(TAG << 32 | (uint64_t)i);
+	}
+	unlock(LOCK_EVENTS);
+	if (i >= 0)
+		return CUDA_SUCCESS;
+	driver.cuEventDestroy_v2(e->plain);
+	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 // leave_slot has an event not shared any more. The lock is held.
@@ -255,14 +259,7 @@ static CUresult create(CUevent *number, unsigned flags)
 	if (!number || (flags & (INTERPROCESS | DISABLE_TIMING)) != (INTERPROCESS | DISABLE_TIMING) || !can())
 		return driver.cuEventCreate(number, flags);
 	CUresult r = plain_event(&e, flags & ~INTERPROCESS);
-	if (r)
-		return r;
-	lock(LOCK_EVENTS);
-	bool has = hand_out(&e, number);
-	unlock(LOCK_EVENTS);
-	if (!has)
-		driver.cuEventDestroy_v2(e.plain);
-	return has ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return r ? r : hand_out(&e, number);
 }
 
 static CUresult destroy(CUevent number)
@@ -701,14 +698,8 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 	e.owner = t.bytes;
 	if (!e.owner || !slot_of(&e))
 		return CUDA_ERROR_INVALID_HANDLE;
-	if ((r = plain_event(&e, DISABLE_TIMING)))
-		return r;
-	lock(LOCK_EVENTS);
-	bool has = hand_out(&e, number);
-	unlock(LOCK_EVENTS);
-	if (!has)
-		driver.cuEventDestroy_v2(e.plain);
-	return has ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	r = plain_event(&e, DISABLE_TIMING);
+	return r ? r : hand_out(&e, number);
 }
 
 // IN_GRAPH is a function of the driver's that makes an event part of a graph, or of another context's work.

@@ -12,13 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 static void *library;
 

@@ -11,13 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 enum { MAX_CALLERS = 4, ROUNDS = 150, SECONDS_10 = 10000 };
 

@@ -17,13 +17,7 @@
 
 typedef unsigned long long CUdeviceptr;
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 enum { KIB = 1 << 10, MIB = 1 << 20, SMALL = 5000, THREADS = 4, EACH = 300 };
 

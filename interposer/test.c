@@ -19,13 +19,7 @@ struct handle {
 	char bytes[64];
 };
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 enum { KIB = 1 << 10, MIB = 1 << 20 };
 

@@ -17,13 +17,7 @@
 
 typedef unsigned long long CUdeviceptr;
 
-#define WANT(what)                                                              \
-	do {                                                                    \
-		if (!(what)) {                                                  \
-			fprintf(stderr, "line %d: %s is not so\n", __LINE__, #what); \
-			exit(1);                                                \
-		}                                                               \
-	} while (0)
+#include "want.h"
 
 enum { MIB = 1 << 20, MAX_GPUS = 8, MOST = 400 };
 
