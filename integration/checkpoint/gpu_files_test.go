@@ -126,7 +126,7 @@ func TestStoppedInFork(t *testing.T) {
 // host memory of the driver: the driver would checkpoint them and never restore them. So they are found before it is asked, and run
 // on. Where there are two GPUs, one maps memory of the other's.
 func TestSharedMemoryRefused(t *testing.T) {
-	device := []string{"shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "--launch-job"}
+	device := []string{"shares GPU memory", "CUDA IPC", "gpuwork", "NCCL_P2P_DISABLE=1", "dev.gpuckpt.interposer"}
 	for _, test := range []struct {
 		way   string
 		words []string

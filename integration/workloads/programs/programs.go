@@ -88,11 +88,11 @@ var List = []Program{
 	{Name: "nccl-sockets", What: "DDP, NCCL with two ranks over sockets", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 4, Host: 20, Limit: short},
 	{
 		Name: "nccl-cumem", What: "DDP, NCCL with two ranks over NVLink, by exported handles", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024,
-		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
+		Refused: []string{"shares GPU memory"}, WayRound: "the interposer, or `NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
 		Name: "nccl-ipc", What: "DDP, NCCL with two ranks over NVLink, by CUDA IPC", File: "nccl_ranks.py", Alone: true, Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024,
-		Refused: []string{"shares GPU memory"}, WayRound: "`NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
+		Refused: []string{"shares GPU memory"}, WayRound: "the interposer, or `NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0`", GPU: 4, Host: 12, Limit: short,
 	},
 	{
 		Name: "nccl-cumem-interposer", What: "DDP, NCCL with two ranks over NVLink, by exported handles, with the interposer", File: "nccl_ranks.py", Alone: true,
@@ -129,7 +129,7 @@ var List = []Program{
 	{Name: "cuda-c", What: "CUDA C: all of the list below", File: "features.cu", GPU: 2, Host: 6, Limit: short},
 	{
 		Name: "ipc", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors)", File: "cuda_ipc.py", Refused: []string{"CUDA IPC"},
-		WayRound: "share through host memory", GPU: 3, Host: 6, Limit: short,
+		WayRound: "the interposer, or share through host memory", GPU: 3, Host: 6, Limit: short,
 	},
 	{
 		Name: "ipc-interposer", What: "CUDA IPC (`torch.multiprocessing` with CUDA tensors), with the interposer", File: "cuda_ipc.py",

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
@@ -275,8 +276,8 @@ func (l *locked) refuseShared(ctx context.Context, helper *cuda.Helper, path Dat
 			return err
 		}
 		if shares.Others {
-			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; share through host memory (NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 for NCCL), or use driver %d or newer and start the program with cuda-checkpoint --launch-job: %w",
-				proc.Describe(p.PID.Host), driver, sharesFrom, errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("process %s shares GPU memory with another process (CUDA IPC, or an exported handle): driver %s would checkpoint it and never restore it; start the program with the annotation %s, or share through host memory (NCCL_P2P_DISABLE=1 NCCL_CUMEM_HOST_ENABLE=0 for NCCL): %w",
+				proc.Describe(p.PID.Host), driver, annotations.Interposer, errdefs.ErrFailedPrecondition)
 		}
 		if shares.Reaches {
 			if err := l.refuseReach(p.PID.Host, driver, path); err != nil {
