@@ -97,7 +97,7 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 	} else {
 		spec.Args = append([]string{host.Executable, path.Join(hostroot.ProgramsDir, program)}, args...)
 	}
-	spec.Env = host.Env(gpu, cuda)
+	spec.Env = append(host.Env(gpu, cuda), fmt.Sprintf("RANKS=%d", ranks(t)))
 	if cuda && withEnvInterposer() {
 		spec.Annotations = maps.Clone(spec.Annotations)
 		if spec.Annotations == nil {

@@ -19,20 +19,23 @@ import (
 // envRanks is how often TestLockOverNCCL locks, as in integration/gpus, and TestRefusedOverNVLink is refused.
 const envRanks = "GPUCKPT_TEST_RANKS"
 
-func triesWanted(t *testing.T, usual int) int {
+func triesWanted(t *testing.T, usual int) int { return wanted(t, envRanks, usual) }
+
+// wanted is the number in an environment variable, or the usual one.
+func wanted(t *testing.T, variable string, usual int) int {
 	t.Helper()
-	text := os.Getenv(envRanks)
+	text := os.Getenv(variable)
 	if text == "" {
 		return usual
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s: %v", envRanks, err)
+	if err != nil || n < 1 {
+		t.Fatalf("%s: %q is no number of that kind", variable, text)
 	}
 	return n
 }
 
-// Two ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
+// Ranks of a training over NCCL are locked in every try, while they take steps without a pause, and go
 // on. GPUCKPT_TEST_RANKS is how many tries. With GPUCKPT_TEST_INTERPOSER none leaves the memory to the driver.
 func TestLockOverNCCL(t *testing.T) {
 	for _, name := range []string{"nccl-shm", "nccl-sockets"} {

@@ -25,23 +25,29 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
-// needsTwoGPUs skips a test where PyTorch has less than two.
-func needsTwoGPUs(t *testing.T) {
+// envGPUs is over how many GPUs programs run that run over several.
+const envGPUs = "GPUCKPT_TEST_GPUS"
+
+// ranks is envGPUs' value, by default 2.
+func ranks(t *testing.T) int { return wanted(t, envGPUs, 2) }
+
+// needsGPUs skips a test where PyTorch has less than the programs' ranks.
+func needsGPUs(t *testing.T) {
 	t.Helper()
 	needsPyTorch(t)
-	if len(gpu.Devices) < 2 {
-		t.Skipf("this machine has %d GPU, the test needs two", len(gpu.Devices))
+	if n := ranks(t); len(gpu.Devices) < n {
+		t.Skipf("this machine has %d GPU, the test needs %d", len(gpu.Devices), n)
 	}
 }
 
-// Two ranks, a GPU each, are checkpointed, ended and restored with the GPUs swapped, three
+// Ranks with a GPU each are checkpointed, ended and restored, each on the next one's GPU, three
 // times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel", "jax-two-gpus-interposer"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
-			needsTwoGPUs(t)
+			needsGPUs(t)
 			t.Parallel()
 			p := programs.Named(name)
 			takeRoom(t, gpuOf(p), p.Host)
@@ -52,11 +58,14 @@ func TestSwapped(t *testing.T) {
 	}
 }
 
-// swap is a journey on which the container's two GPUs change places at each restore.
+// swap is a journey on which the container's GPUs change places at each restore, in a ring.
 func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container) *harness.Container {
 	t.Helper()
-	first, second := gpu.Devices[0].UUID, gpu.Devices[1].UUID
-	annotate(ctx, t, k, cdi.PairsAnnotation, first+"="+second+","+second+"="+first)
+	var pairs []string
+	for i, n := 0, ranks(t); i < n; i++ {
+		pairs = append(pairs, gpu.Devices[i].UUID+"="+gpu.Devices[(i+1)%n].UUID)
+	}
+	annotate(ctx, t, k, cdi.PairsAnnotation, strings.Join(pairs, ","))
 	steps := func() int { return parse(t, readFile(t, k, workFile)).last() }
 	await(ctx, t, k, "the first steps", func() bool { return parse(t, k.Logs()).last() > 0 }) // then there is the file
 	memory := memoryDir(t)
@@ -169,7 +178,7 @@ func TestRefusedOverNVLink(t *testing.T) {
 	for _, name := range []string{"nccl-cumem", "nccl-ipc", "jax-two-gpus"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
-			needsTwoGPUs(t)
+			needsGPUs(t)
 			if withEnvInterposer() {
 				t.Skipf("%s is set", envInterposer)
 			}
@@ -218,7 +227,7 @@ func refusedOften(tries int, words ...string) journey {
 // the results. No speed fails the test.
 func TestBandwidth(t *testing.T) {
 	result := results.Add(t)
-	needsTwoGPUs(t)
+	needsGPUs(t)
 	p := programs.Named("nccl-bandwidth")
 	takeRoom(t, gpuOf(p), p.Host)
 	ctx, cancel := context.WithTimeout(t.Context(), limitOf(p))

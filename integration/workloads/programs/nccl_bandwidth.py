@@ -9,7 +9,7 @@ has the sums alone. The bus bandwidth is a line of its own before it, "bandwidth
 import signal
 import time
 
-from nccl_setup import RANKS, join, prepare, start_second
+from nccl_setup import RANKS, join, prepare, start_others
 from workload import Record, checksum, flip_bit, say, skip
 
 VARIANTS = ["cumem", "ipc"]
@@ -31,7 +31,7 @@ def measure(torch, dist, data):
 
 
 def run(torch, rank, port, steps, record=None):
-    """Measures as one of the two processes; the first one keeps the record."""
+    """Measures as one of the processes; the first one keeps the record."""
     dist = join(torch, rank, port)
     data = torch.zeros(ROWS, COLUMNS, device="cuda")
     rows = torch.arange(ROWS, dtype=torch.float32, device="cuda").view(ROWS, 1)
@@ -42,7 +42,7 @@ def run(torch, rank, port, steps, record=None):
         record.guards(lambda: flip_bit(data))
     for number in range(steps):
         found = int(checksum([data]), 16)
-        # Whole numbers below 2,048: the sum of both ranks, doubled by each further all-reduce, is exact.
+        # Whole numbers below 2,048: the sum of all ranks, which each further all-reduce multiplies, is exact.
         data.copy_((columns * (2 * (number + rank) + 1)).remainder(1021).float())
         data.add_(rows)
         rate = measure(torch, dist, data)
@@ -54,9 +54,9 @@ def run(torch, rank, port, steps, record=None):
             record.step("-".join(f"{value:x}" for value in values))
 
 
-def work(variant, port, steps):
-    """The second process."""
-    run(prepare(variant, 1, small=False), 1, port, steps)
+def work(rank, variant, port, steps):
+    """Another process than the first."""
+    run(prepare(variant, rank, small=False), rank, port, steps)
     signal.pause()
 
 
@@ -65,8 +65,8 @@ def main():
     variant = record.args.variant
     torch = prepare(variant, 0, small=False)
     if torch.cuda.device_count() < RANKS:
-        skip("it needs two GPUs")
-    port = start_second(work, variant, record.steps)
+        skip(f"it needs {RANKS} GPUs")
+    port = start_others(work, variant, record.steps)
     run(torch, 0, port, record.steps, record)
     record.done()
 

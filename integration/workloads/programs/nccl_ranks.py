@@ -1,20 +1,20 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with DistributedDataParallel over NCCL: two processes, a GPU each, that wait for each other.
+"""Trains with DistributedDataParallel over NCCL: processes with a GPU each, that wait for each other.
 
 Between two lines there are five all-reduces of 2 MiB beside those of the training, without a pause on
-the GPUs: while the first process writes its line, the other's kernel waits for it.
+the GPUs: while the first process writes its line, the kernels of the others wait for it.
 
 --variant says how NCCL moves data: nccl_setup.py.
 
-With one GPU the two share it: over sockets each takes the other for a process of another host
+With one GPU they share it: over sockets each takes the others for processes of another host
 (NCCL_HOSTID), which NCCL does not ask for its GPU; over shm if this NCCL lets them
 (NCCL_MULTI_RANK_GPU_ENABLE).
 """
 
 import signal
 
-from nccl_setup import VARIANTS, join, prepare, start_second
+from nccl_setup import RANKS, VARIANTS, join, prepare, start_others
 from workload import Record, flip_bit, say, short, skip, state, tensor_bytes
 
 
@@ -28,7 +28,7 @@ def may_share(variant):
 
 
 def train(torch, rank, port, steps, record=None):
-    """Trains as one of the two processes; the first one keeps the record."""
+    """Trains as one of the processes; the first one keeps the record."""
     dist = join(torch, rank, port)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)).cuda()
     model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
@@ -37,7 +37,7 @@ def train(torch, rank, port, steps, record=None):
     data = torch.Generator(device="cuda").manual_seed(2 + rank)
     numbers = torch.arange(1 << 18, dtype=torch.int64, device="cuda") * (rank + 1)
     if record:
-        say("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "both processes run, on", torch.cuda.device_count(), "GPUs")
+        say("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "all processes run, on", torch.cuda.device_count(), "GPUs")
         record.guards(lambda: flip_bit(numbers))
     for number in range(steps):
         found = state(model, optimizer)
@@ -50,19 +50,19 @@ def train(torch, rank, port, steps, record=None):
         for turn in range(5):
             numbers.mul_(1103515245).add_(5 * number + turn + rank).remainder_(2147483647)
             dist.all_reduce(numbers)
-        losses = torch.zeros(2, device="cuda")
+        losses = torch.zeros(RANKS, device="cuda")
         dist.all_gather_into_tensor(losses, loss.detach().reshape(1))
         if record:
-            both = "-".join(one.hex() for one in losses.tolist())
-            record.step(f"{found}-{both}-{int(numbers.sum().item()):x}")
-    digests = [None, None]
+            all_losses = "-".join(one.hex() for one in losses.tolist())
+            record.step(f"{found}-{all_losses}-{int(numbers.sum().item()):x}")
+    digests = [None] * RANKS
     dist.all_gather_object(digests, short(tensor_bytes(model.parameters())))
     return "-".join(digests).encode()
 
 
-def work(variant, port, steps):
-    """The second process."""
-    train(prepare(variant, 1), 1, port, steps)
+def work(rank, variant, port, steps):
+    """Another process than the first."""
+    train(prepare(variant, rank), rank, port, steps)
     signal.pause()
 
 
@@ -70,9 +70,9 @@ def main():
     record = Record(__doc__, variants=list(VARIANTS))
     variant = record.args.variant
     torch = prepare(variant, 0)
-    if torch.cuda.device_count() < 2 and not may_share(variant):
-        skip("it needs two GPUs")
-    port = start_second(work, variant, record.steps)
+    if torch.cuda.device_count() < RANKS and not may_share(variant):
+        skip(f"it needs {RANKS} GPUs")
+    port = start_others(work, variant, record.steps)
     record.done(train(torch, 0, port, record.steps, record))
 
 

@@ -1,6 +1,6 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes that talk over NCCL, a GPU each: how NCCL moves data, and how they meet.
+"""Processes that talk over NCCL, a GPU each: how NCCL moves data, and how they meet.
 
 A variant is how NCCL moves data: shm over shared host memory, sockets over TCP, cumem by exported
 handles (NCCL's own choice), ipc by CUDA IPC.
@@ -12,7 +12,7 @@ import socket
 
 from workload import deterministic_torch
 
-RANKS = 2
+RANKS = int(os.environ.get("RANKS", "2"))
 
 VARIANTS = {
     "shm": {"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_HOST_ENABLE": "0"},
@@ -40,19 +40,20 @@ def prepare(variant, rank, small=True):
     return deterministic_torch()
 
 
-def start_second(work, variant, steps):
-    """Starts the second process, which calls work with the variant, a port and the steps, and returns the port."""
+def start_others(work, variant, steps):
+    """Starts the other processes, which call work with their rank, the variant, a port and the steps, and returns the port."""
     import multiprocessing
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.get_context("spawn").Process(target=work, args=(variant, port, steps), daemon=True).start()
+    for rank in range(1, RANKS):
+        multiprocessing.get_context("spawn").Process(target=work, args=(rank, variant, port, steps), daemon=True).start()
     return port
 
 
 def join(torch, rank, port):
-    """Makes the process one of the two, on a GPU, and returns torch.distributed."""
+    """Makes the process one of them, on a GPU, and returns torch.distributed."""
     import torch.distributed as dist
 
     torch.cuda.set_device(rank % torch.cuda.device_count())

@@ -1,8 +1,8 @@
 # Copyright The gpuckpt Authors.
 # SPDX-License-Identifier: Apache-2.0
-"""Four sequences of greedy decoding by a model of the shape of Llama 3 8B, split over two GPUs.
+"""Four sequences of greedy decoding by a model of the shape of Llama 3 8B, split over GPUs.
 
-Two processes with a GPU each have half of the heads, of the inner layers and of the last layer. A
+Processes with a GPU each have their part of the heads, of the inner layers and of the last layer. A
 step is one word for each sequence: a CUDA graph with the two all-reduces of each of 32 layers, and
 the all-gather of what the ranks have found.
 
@@ -12,13 +12,13 @@ the all-gather of what the ranks have found.
 import os
 import signal
 
-from nccl_setup import RANKS, join, prepare, start_second
+from nccl_setup import RANKS, join, prepare, start_others
 from workload import Record, checksum, flip_bit, say, skip
 
 VARIANTS = ["cumem", "ipc"]
 FIRST_WORDS = [11, 222, 3333, 44444]
 SLOTS = len(FIRST_WORDS)
-CACHE_GIB = 1  # of both ranks
+CACHE_GIB = 1  # of all ranks
 EVERY = 20  # steps between two that have the checksum of the weights and of the cache
 
 
@@ -40,7 +40,7 @@ class Rank:
         self.places = torch.arange(length, device="cuda")
         # Of each rank: the bits of its best logits, their words, the digest of all its logits, its checksum.
         self.sent = numbers(2 * SLOTS + 2)
-        self.both = numbers(RANKS * len(self.sent))
+        self.all = numbers(RANKS * len(self.sent))
         # Each logit counts with an odd factor of its own, as in checksum.
         self.factors = (2 * torch.arange(SLOTS * llama.WORDS // RANKS, device="cuda") + 1).view(SLOTS, -1)
         self.graph = self.capture()
@@ -66,7 +66,7 @@ class Rank:
         return graph
 
     def whole(self, part):
-        """Makes the sum over both ranks of a part, in place."""
+        """Makes the sum over all ranks of a part, in place."""
         self.dist.all_reduce(part)
         return part
 
@@ -91,19 +91,18 @@ class Rank:
             best = logits.gather(-1, words).float().view(torch.int32).to(torch.int64)
             digest = (logits.view(torch.int16).to(torch.int64) * self.factors).sum()
             self.sent.copy_(torch.cat((best.view(-1), words.view(-1), digest.view(1), self.found)))
-            self.dist.all_gather_into_tensor(self.both, self.sent)
-            both = self.both.view(RANKS, -1)
-            best = both[:, :SLOTS].to(torch.int32).contiguous().view(torch.float32)
-            words = both[:, SLOTS : 2 * SLOTS]
-            second = words[1] + self.llama.WORDS // RANKS
-            self.words.copy_(torch.where(best[1] > best[0], second, words[0]))
+            self.dist.all_gather_into_tensor(self.all, self.sent)
+            ranks = self.all.view(RANKS, -1)
+            best = ranks[:, :SLOTS].to(torch.int32).contiguous().view(torch.float32).argmax(0)
+            words = ranks[:, SLOTS : 2 * SLOTS].gather(0, best.view(1, -1)).view(-1)
+            self.words.copy_(words + best * (self.llama.WORDS // RANKS))
             self.place.add_(1).remainder_(len(self.places))
 
     def next(self, look):
         """Takes a step, and returns its text; look is whether that has the ranks' checksums."""
         self.found.fill_(int(checksum(self.model.tensors()), 16) if look else 0)
         self.graph.replay()
-        numbers = self.torch.cat((self.words, self.both)).tolist()  # it waits for the step
+        numbers = self.torch.cat((self.words, self.all)).tolist()  # it waits for the step
         words, ranks = numbers[:SLOTS], numbers[SLOTS:]
         digests, found = ranks[2 * SLOTS :: len(self.sent)], ranks[2 * SLOTS + 1 :: len(self.sent)]
         text = [str(word) for word in words] + [f"{digest % (1 << 64):x}" for digest in digests]
@@ -113,7 +112,7 @@ class Rank:
 
 
 def decode(torch, rank, port, steps, record=None):
-    """Decodes as one of the two processes; the first one keeps the record."""
+    """Decodes as one of the processes; the first one keeps the record."""
     one = Rank(torch, join(torch, rank, port), rank)
     if record:
         say("NCCL", ".".join(map(str, torch.cuda.nccl.version())), "on", torch.cuda.device_count(), "GPUs,", torch.cuda.memory_allocated() >> 20, "MiB on each")
@@ -132,9 +131,9 @@ def begin(variant, rank):
     return prepare(variant, rank, small=False)
 
 
-def work(variant, port, steps):
-    """The second process."""
-    decode(begin(variant, 1), 1, port, steps)
+def work(rank, variant, port, steps):
+    """Another process than the first."""
+    decode(begin(variant, rank), rank, port, steps)
     signal.pause()
 
 
@@ -143,8 +142,8 @@ def main():
     variant = record.args.variant
     torch = begin(variant, 0)
     if torch.cuda.device_count() < RANKS:
-        skip("it needs two GPUs")
-    port = start_second(work, variant, record.steps)
+        skip(f"it needs {RANKS} GPUs")
+    port = start_others(work, variant, record.steps)
     record.done(decode(torch, 0, port, record.steps, record))
 
 
