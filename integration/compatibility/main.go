@@ -74,10 +74,12 @@ func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harn
 
 // apart are results whose times and failures say nothing, and why: of them counts what passed and has no other result.
 var apart = map[string]string{
-	"2026-11-23-140e6a4-h200-one-gpu/programs.json":         "some thirty programs ran beside each other",
-	"2026-11-23-140e6a4-h200-one-gpu/programs-cut-off.json": "the time was over before the last ones",
-	"2026-11-23-2fa8161-h200-pods/programs.json":            "two were cut off",
-	"2026-11-23-cffe701-h200-two-gpus/programs.json":        "the machine fuzzed meanwhile, and eight were cut off",
+	"2026-11-26-efeea8f-h200-four-gpus/workloads-swapped-cumem.json":           "the row is of two GPUs",
+	"2026-11-26-efeea8f-h200-four-gpus/workloads-swapped-tensor-parallel.json": "the row is of two GPUs",
+	"2026-11-23-140e6a4-h200-one-gpu/programs.json":                            "some thirty programs ran beside each other",
+	"2026-11-23-140e6a4-h200-one-gpu/programs-cut-off.json":                    "the time was over before the last ones",
+	"2026-11-23-2fa8161-h200-pods/programs.json":                               "two were cut off",
+	"2026-11-23-cffe701-h200-two-gpus/programs.json":                           "the machine fuzzed meanwhile, and eight were cut off",
 }
 
 // read returns the latest outcome of each test on a real GPU, skipped tests left out. Kubernetes'
