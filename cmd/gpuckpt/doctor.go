@@ -72,10 +72,10 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		if err != nil {
 			return err
 		}
-		_, room := doctor.CheckMemory(&n, "")
-		r.Add(doctor.Match(need, doctor.OfNode(gpus, room))...)
+		_, free := doctor.CheckMemory(&n, "")
+		r.Add(doctor.Match(need, doctor.OfNode(gpus, free))...)
 	case o.annotations:
-		facts := doctor.OfNode(gpus, doctor.Room{}).Annotations()
+		facts := doctor.OfNode(gpus, 0).Annotations()
 		var text strings.Builder // for `kubectl annotate node`
 		for _, key := range slices.Sorted(maps.Keys(facts)) {
 			fmt.Fprintf(&text, "%s=%s\n", key, facts[key])
@@ -94,13 +94,12 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 			cdiDirs = n.CDISpecDirs
 		}
 		r.Add(doctor.CheckCDI(&n, cdiDirs)...)
-		memory, room := doctor.CheckMemory(&n, root)
+		memory, free := doctor.CheckMemory(&n, root)
 		r.Add(memory...)
-		r.Add(doctor.CheckContainers(ctx, &n, gpus, room)...)
 		if n.LogDir != "" { // it is unknown where the configuration cannot be read
 			r.Add(doctor.CheckOperations(n.LogDir, time.Now()))
 		}
-		r.Annotations = doctor.OfNode(gpus, room).Annotations()
+		r.Annotations = doctor.OfNode(gpus, free).Annotations()
 	}
 	if err := o.print(cmd, &r, r.Text()); err != nil {
 		return err

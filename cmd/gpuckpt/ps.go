@@ -148,10 +148,7 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 		l.Problem = "it does not run"
 		return l, nil
 	}
-	l.Bytes = 0
-	for _, bytes := range doctor.Used(int(task.Pid()), survey) {
-		l.Bytes += bytes
-	}
+	l.Bytes = used(int(task.Pid()), survey)
 	// The shim is the parent of the container's first process, and works in the bundle.
 	process, err := proc.StatusOf(int(task.Pid()))
 	if err != nil {
@@ -172,6 +169,22 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 		l.Problem = "the last try failed: " + l.Last.Error
 	}
 	return l, nil
+}
+
+// used adds up the GPU memory of the processes in the cgroup of one, in bytes.
+func used(pid int, survey cuda.Survey) (bytes uint64) {
+	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		return 0
+	}
+	for _, d := range survey.Devices {
+		for _, u := range d.Users {
+			if theirs, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", u.PID)); err == nil && string(theirs) == string(cgroup) {
+				bytes += u.Bytes
+			}
+		}
+	}
+	return bytes
 }
 
 // last reads a timeline, nil if there is none.

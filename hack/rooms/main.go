@@ -5,8 +5,8 @@
 // imports of this module. Rooms fails if the house has lost its walls (docs/internals/change-it.md): a package
 // that lies outside of the only package that imports it, too many folders under internal/, an import
 // that points up, or a package that exports too many names.
-// Go files without tests count, those of other architectures included. Integration, bench, hack and
-// docs are not the product, but they count as importers.
+// Go files without tests count, those of other architectures included; what tests alone import is told
+// apart. Integration, bench, hack and docs are not the product, but they count as importers.
 //
 //	go run ./hack/rooms [-report]
 package main
@@ -37,6 +37,7 @@ const (
 // room is a package.
 type room struct {
 	Dir, ImportPath   string
+	Name              string
 	GoFiles, CgoFiles []string
 	IgnoredGoFiles    []string
 	Imports           []string
@@ -74,12 +75,16 @@ func run(w io.Writer) ([]string, error) {
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "package\tlines\tnames\timported by\timports")
-	lines := 0
+	lines, tests := 0, 0
 	for _, r := range rooms {
 		fmt.Fprintf(table, "%s\t%d\t%d\t%d\t%s\n", r.name, r.lines, r.names, len(r.importers), strings.Join(r.ours, " "))
 		lines += r.lines
+		if r.Name != "main" && !slices.ContainsFunc(rooms, func(by room) bool { return slices.Contains(by.ours, r.name) }) {
+			tests += r.lines
+		}
 	}
 	fmt.Fprintf(table, "total of %d packages\t%d\n", len(rooms), lines)
+	fmt.Fprintf(table, "of which tests alone import\t%d\n", tests)
 	return check(rooms), table.Flush()
 }
 

@@ -23,12 +23,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
 
-// On a node where checkpoints work there is no failure, and a line for each
-// container that uses a GPU.
+// On a node where checkpoints work there is no failure.
 func TestDoctor(t *testing.T) {
 	c := session.Own(t, harness.Options{})
-	ours := start(t, c, harness.RunSpec{ID: "ours"}, "pattern", "--bytes", "24M")
-	start(t, c, harness.RunSpec{ID: "runcs", Runtime: harness.RuncRuntime}, "counter")
+	start(t, c, harness.RunSpec{ID: "ours"}, "pattern", "--bytes", "24M")
 
 	r, code := report(t, c)
 	if r.Failures != 0 || code != 0 {
@@ -51,25 +49,9 @@ func TestDoctor(t *testing.T) {
 		is(t, find(t, r, "gpu", fmt.Sprint(d.Index)), doctor.OK, d.UUID, d.Name)
 	}
 	is(t, find(t, r, "memory", "images meanwhile"), find(t, r, "memory", "images meanwhile").Status, filepath.Join(c.Dir(), "tmp"))
-	is(t, find(t, r, "container", c.Namespace()+"/ours"), doctor.OK, "on GPU 0", "fits")
-	is(t, find(t, r, "container", c.Namespace()+"/runcs"), doctor.Warning, "containerd-shim-runc-v2", "cannot be checkpointed", "io.containerd.gpuckpt.v2")
 	if got := r.Annotations["dev.gpuckpt.driver"]; got != gpu.Driver {
 		t.Errorf("the driver's annotation is %q", got)
 	}
-
-	// A suspended container uses no GPU.
-	program, err := bins.Path("gpuckpt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	run(t, program, "suspend", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
-	after, _ := report(t, c)
-	for _, k := range after.Checks {
-		if k.Name == c.Namespace()+"/ours" {
-			t.Errorf("a suspended container is listed: %+v", k)
-		}
-	}
-	run(t, program, "resume", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
 
 	text, code := runDoctor(t, c)
 	if code != 0 || !strings.Contains(text, "0 failures") {

@@ -59,32 +59,6 @@ func TestCheckDriver(t *testing.T) {
 	}
 }
 
-func TestContainer(t *testing.T) {
-	room := Room{Memory: 8 << 30, Temp: "/tmp", TempFree: 8 << 30, Root: "/var/lib/containerd", RootFree: 8 << 30}
-	k := Container{Namespace: "k8s.io", ID: "a", Bytes: map[int]uint64{1: 3 << 30, 0: 1 << 30}, Shim: "/usr/bin/" + ShimName}
-	for _, test := range []struct {
-		name   string
-		node   Node
-		change func(*Container, *Room)
-		status Status
-		words  []string
-	}{
-		{"fits", Node{}, func(*Container, *Room) {}, OK, []string{"has 1GiB on GPU 0, 3GiB on GPU 1"}},
-		{"memory", Node{}, func(_ *Container, r *Room) { r.Memory = 1 << 30 }, Warning, []string{"needs 4GiB of memory, and 1GiB is free"}},
-		{"limit", Node{StagingLimit: 2 << 30}, func(*Container, *Room) {}, Warning, []string{"memory_limit"}},
-		{"temp", Node{}, func(_ *Container, r *Room) { r.TempFree = 0 }, Warning, []string{"room in /tmp", "TMPDIR"}},
-		{"root", Node{}, func(_ *Container, r *Room) { r.RootFree, r.TempFree = 1, 1 }, Warning, []string{"room in /tmp", "room in /var/lib/containerd"}},
-		{"runc's", Node{}, func(k *Container, _ *Room) { k.Shim = "/usr/bin/containerd-shim-runc-v2" }, Warning, []string{"containerd-shim-runc-v2", "cannot be checkpointed"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			k, r, a := k, room, area{name: "container"}
-			test.change(&k, &r)
-			a.container(&test.node, k, r)
-			compare(t, a.checks, []want{{"container", "k8s.io/a", test.status, test.words}})
-		})
-	}
-}
-
 func TestFacts(t *testing.T) {
 	m := &images.Metadata{
 		SchemaVersion: 1, DriverVersion: "580.1", CUDAVersion: "13.0",
@@ -112,7 +86,7 @@ func TestFacts(t *testing.T) {
 	}
 	node := OfNode(GPUs{Info: cuda.Info{CUDAVersion: "13.0"}, Survey: cuda.Survey{DriverVersion: "580.1", Devices: []cuda.Device{
 		{GPU: cuda.GPU{Name: "H200", Memory: 10, Free: 9}}, {GPU: cuda.GPU{Name: "H100", Memory: 5, Free: 5}}, {GPU: cuda.GPU{Name: "L4", Memory: 3, Free: 3}, MIG: new(true)},
-	}}}, Room{Memory: 100})
+	}}}, 100)
 	if want := (Facts{Schema: images.SchemaVersion, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H100", "H200"}, Memory: 15, Free: 14, HostFree: 100}); !reflect.DeepEqual(node, want) {
 		t.Errorf("got %+v, want %+v", node, want)
 	}

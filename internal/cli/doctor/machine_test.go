@@ -90,10 +90,10 @@ func TestCheckMemory(t *testing.T) {
 			maps.Copy(files, test.files)
 			n := fake(t, files)
 			n.Env = []string{test.env}
-			checks, room := CheckMemory(n, "/tmp")
-			compare(t, checks, test.wants)
-			if room.Root != "/tmp" || room.RootFree == 0 {
-				t.Errorf("room %+v", room)
+			checks, free := CheckMemory(n, "/tmp")
+			compare(t, checks, append(test.wants, want{"memory", "images", OK, []string{"/tmp, "}}))
+			if (free == 1<<30) != (test.name != "meminfo garbled") {
+				t.Errorf("%d bytes are free", free)
 			}
 		})
 	}

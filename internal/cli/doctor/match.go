@@ -52,9 +52,9 @@ func OfCheckpoint(m *images.Metadata) Facts {
 	return f
 }
 
-// OfNode returns what a node has, as far as its GPUs can be used.
-func OfNode(g GPUs, r Room) Facts {
-	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: r.Memory}
+// OfNode returns what a node has, as far as its GPUs can be used, and so much free host memory.
+func OfNode(g GPUs, free uint64) Facts {
+	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: free}
 	for _, d := range g.Survey.Devices {
 		if unusable(d) != "" {
 			continue

@@ -17,29 +17,18 @@ import (
 // shmemHuge is what decides whether files in memory get huge pages.
 const shmemHuge = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
 
-// Room is the free space of a node for checkpoints, in bytes.
-type Room struct {
-	Memory uint64 // that programs can still take; 0 if it is not known
-	// Temp is where containerd has the images of a checkpoint or restore meanwhile.
-	Temp     string
-	TempFree uint64
-	// Root is containerd's directory, where checkpoint images are kept.
-	Root     string
-	RootFree uint64
-}
-
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 
-// CheckMemory looks at the memory and the disks that checkpoints take.
-func CheckMemory(n *Node, root string) ([]Check, Room) {
+// CheckMemory looks at the memory and the disks that checkpoints take, of which root is containerd's. It
+// returns the memory that programs can still take, in bytes; 0 if it is not known.
+func CheckMemory(n *Node, root string) ([]Check, uint64) {
 	a := area{name: "memory"}
-	r := Room{Root: root, Temp: cmp.Or(n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp")} // as Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it
-	r.Memory, _ = proc.MemAvailable([]byte(n.read("proc/meminfo")))
-	found := size(r.Memory)
+	free, _ := proc.MemAvailable([]byte(n.read("proc/meminfo")))
+	found := size(free)
 	if n.StagingLimit > 0 {
 		found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"
 	}
-	a.either(r.Memory > 0, "free", found,
+	a.either(free > 0, "free", found,
 		Warning, "/proc/meminfo has no MemAvailable", "whether a checkpoint fits is not known", "mount -t proc proc /proc")
 	// The shim makes its pages huge itself, where that is not forbidden.
 	mode, fix := cmp.Or(chosen(n.read(shmemHuge)), "not there"), "echo never >"+shmemHuge
@@ -48,19 +37,18 @@ func CheckMemory(n *Node, root string) ([]Check, Room) {
 	}
 	a.either(mode != "deny" && mode != "not there", "huge pages", fmt.Sprintf("used by the shim (it needs no setting; %s is %s)", shmemHuge, mode),
 		Warning, mode+" in "+shmemHuge, "GPU state is kept in small pages: checkpoints take up to twice as long", fix)
-	r.TempFree = n.free(r.Temp)
-	kind := "a disk"
-	if mounts, err := n.mounts(); err == nil && typeOf(mounts, r.Temp) == "tmpfs" {
+	temp := cmp.Or(n.env("XDG_RUNTIME_DIR"), n.env("TMPDIR"), "/tmp") // as Go's os.MkdirTemp and containerd (plugins/services/tasks) choose it
+	kind, room := "a disk", n.free(temp)
+	if mounts, err := n.mounts(); err == nil && typeOf(mounts, temp) == "tmpfs" {
 		kind = "tmpfs"
 	}
-	found = fmt.Sprintf("%s, on %s, %s free", r.Temp, kind, size(r.TempFree))
-	a.either(r.TempFree > 0, "images meanwhile", found,
+	found = fmt.Sprintf("%s, on %s, %s free", temp, kind, size(room))
+	a.either(room > 0, "images meanwhile", found,
 		Failure, found, "containerd cannot put the images of a checkpoint there", "# set TMPDIR in containerd's environment to a directory with room")
 	if root != "" {
-		r.RootFree = n.free(root)
-		a.ok("images", "%s, %s free", root, size(r.RootFree))
+		a.ok("images", "%s, %s free", root, size(n.free(root)))
 	}
-	return a.checks, r
+	return a.checks, free
 }
 
 // free returns the room in a directory's file system, in bytes; 0 without such a directory.

@@ -21,7 +21,7 @@ const (
 // Check is one thing that was looked at.
 type Check struct {
 	// Area groups checks: "kernel", "criu", "cgroup", "driver", "gpu", "cdi", "containerd", "runc",
-	// "gpuckpt", "memory", "container", "checkpoint".
+	// "gpuckpt", "memory", "operations", "checkpoint".
 	Area string `json:"area"`
 	// Name is the name of the thing, unique in its area.
 	Name   string `json:"name"`
