@@ -37,26 +37,30 @@ type madeLog struct {
 // are made with the rights of the container's first process. A file that cannot be made is left to CRIU,
 // which names it.
 func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) (made []madeLog) {
-	names, err := logsOf(images)
-	if err == nil && len(names) > 0 && len(d.Tasks) > 0 && len(d.Tasks[0].Threads) > 0 {
-		spec, _ = bundle.AtPlaces(spec, rootfs)
-		places, creds := newPaths(spec, rootfs), d.Tasks[0].Threads[0].GetCreds()
-		uid := bundle.HostID(creds.GetFsuid(), spec.Linux.UIDMappings)
-		gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
-		for _, r := range names {
-			var is *madeLog
-			if is, err = places.makeLog(r.GetName(), r.GetMode(), uid, gid); err != nil {
-				err = fmt.Errorf("make the log %s anew: %w", r.GetName(), err)
-				break
-			}
-			if is != nil {
-				made = append(made, *is)
-				log.G(ctx).Warnf("%s is not here: the program appends to a new one", r.GetName())
-			}
-		}
-	}
-	if err != nil { // CRIU says that the file is not there
+	failed := func(err error) { // CRIU says that the file is not there
 		log.G(ctx).WithError(err).Warn("a log that is not here was not made anew")
+	}
+	logs, err := logsOf(images)
+	if err != nil {
+		failed(err)
+	}
+	if len(logs) == 0 || len(d.Tasks) == 0 || len(d.Tasks[0].Threads) == 0 {
+		return nil
+	}
+	spec, _ = bundle.AtPlaces(spec, rootfs)
+	places, creds := newPaths(spec, rootfs), d.Tasks[0].Threads[0].GetCreds()
+	uid := bundle.HostID(creds.GetFsuid(), spec.Linux.UIDMappings)
+	gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
+	for _, r := range logs {
+		is, err := places.makeLog(r.GetName(), r.GetMode(), uid, gid)
+		if err != nil {
+			failed(fmt.Errorf("make the log %s anew: %w", r.GetName(), err))
+			break
+		}
+		if is != nil {
+			made = append(made, *is)
+			log.G(ctx).Warnf("%s is not here: the program appends to a new one", r.GetName())
+		}
 	}
 	return made
 }

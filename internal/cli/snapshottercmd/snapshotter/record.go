@@ -52,10 +52,10 @@ func (a *arrival) save() error {
 		return err
 	}
 	path := a.path(a.s.o.Root)
-	if err = os.MkdirAll(filepath.Dir(path), 0o700); err == nil {
-		err = atomicwriter.WriteFile(path, data, 0o600)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return fmt.Errorf("record what arrives: %w", err)
 	}
-	if err != nil {
+	if err := atomicwriter.WriteFile(path, data, 0o600); err != nil {
 		return fmt.Errorf("record what arrives: %w", err)
 	}
 	return nil
@@ -76,19 +76,23 @@ func (s *Snapshotter) goOn() error {
 		return err
 	}
 	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		a := newArrival(s, record{})
-		if err == nil {
-			err = json.Unmarshal(data, &a.record)
-		}
-		if err == nil {
-			err = a.goOn(s.ctx)
-		}
-		if err != nil {
+		if err := s.goOnWith(path); err != nil {
 			return fmt.Errorf("go on with what %s records: %w", path, err)
 		}
 	}
 	return nil
+}
+
+func (s *Snapshotter) goOnWith(path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	a := newArrival(s, record{})
+	if err := json.Unmarshal(data, &a.record); err != nil {
+		return err
+	}
+	return a.goOn(s.ctx)
 }
 
 func (a *arrival) goOn(ctx context.Context) (err error) {
