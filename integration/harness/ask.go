@@ -15,8 +15,10 @@ import (
 	"time"
 )
 
-// askLimit bounds one question where the context does not.
-const askLimit = 30 * time.Second
+// askLimit bounds one question where the context does not: for a program that hangs, not for one that a loaded
+// machine has not started yet.
+const askLimit = 2 * time.Minute
+
 
 // FreePort returns a port of this machine that nothing listens on now, by UDP or
 // TCP. The kernel gives it to no connection meanwhile: it is below the range for
