@@ -19,7 +19,6 @@ import (
 // machine has not started yet.
 const askLimit = 2 * time.Minute
 
-
 // FreePort returns a port of this machine that nothing listens on now, by UDP or
 // TCP. The kernel gives it to no connection meanwhile: it is below the range for
 // these (ip_local_port_range begins at 32768).
