@@ -464,8 +464,8 @@ static CUresult pin(CUcontext context, char **address, size_t bytes, bool regist
 	struct pinned *p = calloc(1, sizeof *p);
 	char *at = registered ? *address : MAP_FAILED;
 
-	if (p && !registered)
-		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p && !registered) // shared, as the driver's is
+		at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (!p || at == MAP_FAILED) {
 		free(p);
 		return CUDA_ERROR_OUT_OF_MEMORY;
