@@ -126,7 +126,7 @@ func parse(args []string) (*command, error) {
 	shm := set.String("shm", "0", "measure a container without CUDA with so much in /dev/shm too; 0 for none")
 	host := set.String("host-memory", "0", "measure a container without CUDA with so much host memory too; 0 for none")
 	beside := set.String("host-memory-beside", "0", "measure each size again with so much host memory of the program beside it; 0 for none")
-	set.BoolVar(&cmd.pinned, "pinned", false, "have the driver page-lock what --host-memory-beside is")
+	hostKinds := set.String("host-memory-kinds", report.HostKinds[0], "what --host-memory-beside is: pageable, pinned, registered, shared; a list")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
 	set.BoolVar(&cmd.images, "images", false, "make checkpoint images, also by ctr with the methods ours and stock, and send them to a registry and back")
@@ -155,6 +155,7 @@ func parse(args []string) (*command, error) {
 	words(&cmd.media, "media", *media, report.OnTmpfs, report.OnDisk)
 	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays)
 	words(&cmd.imageMedia, "image-media", *imageMedia, report.OnTmpfs, report.OnDisk)
+	words(&cmd.hostKinds, "host-memory-kinds", *hostKinds, report.HostKinds...)
 	words(&cmd.modes, "modes", *modes, report.ModeExit, report.ModeLeave)
 	size := func(to *uint64, name, text string) {
 		var err error

@@ -38,10 +38,10 @@ type selection struct {
 	plain bool
 	shm   uint64
 	host  uint64
-	// beside adds each case of one process again, with so many bytes of host memory beside its GPU
-	// memory, and pinned has that page-locked.
-	beside uint64
-	pinned bool
+	// beside adds each case of one process again, with so many bytes of host memory of each kind beside
+	// its GPU memory.
+	beside    uint64
+	hostKinds []string
 }
 
 // plan lists the cases in the order in which they are measured.
@@ -82,8 +82,14 @@ func (s selection) plan() []planned {
 					for _, content := range s.contents {
 						sh := report.Shape{Content: content, Size: size, Procs: procs, GPUs: min(procs, s.gpus), Media: media, Mode: mode}
 						add(sh)
-						if procs == 1 && s.beside > 0 {
-							sh.Host, sh.Pinned = s.beside, s.pinned
+						for _, kind := range s.hostKinds {
+							if procs > 1 || s.beside == 0 {
+								continue
+							}
+							sh.Host, sh.HostKind = s.beside, ""
+							if kind != report.HostKinds[0] {
+								sh.HostKind = kind
+							}
 							add(sh)
 						}
 					}

@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,8 +59,8 @@ func (w workload) args() []string {
 	if w.Host > 0 {
 		args = append(args, "--host-bytes", strconv.FormatUint(w.Host, 10))
 	}
-	if w.Pinned {
-		args = append(args, "--pinned", "1")
+	if kind := slices.Index(report.HostKinds, w.HostKind); kind > 0 {
+		args = append(args, "--pinned", strconv.Itoa(kind))
 	}
 	return append(args, "--bytes", strconv.FormatUint(w.Size, 10), "--content", w.Content, "--seed", "7", "--port", port)
 }

@@ -4,6 +4,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 )
 
@@ -43,6 +44,11 @@ const (
 	ContentNone    = "none"    // a process without CUDA
 )
 
+// HostKinds are the kinds of host memory: a program's own, what the driver has made page-locked
+// (cuMemHostAlloc), what it has page-locked of the program's own (cuMemHostRegister), and memory that
+// processes can share.
+var HostKinds = []string{"pageable", "pinned", "registered", "shared"}
+
 // Shape is what a run is about, but for the method.
 type Shape struct {
 	Content string `json:"content"`
@@ -53,11 +59,11 @@ type Shape struct {
 	GPUs  int `json:"gpus"`
 	// Shm is what is in the container's /dev/shm, in bytes: without CUDA only.
 	Shm uint64 `json:"shmBytes,omitempty"`
-	// Host is the program's host memory, in bytes, and Pinned whether it is page-locked by the driver.
-	Host   uint64 `json:"hostBytes,omitempty"`
-	Pinned bool   `json:"pinned,omitempty"`
-	Media  string `json:"media"`
-	Mode   string `json:"mode"`
+	// Host is the program's host memory, in bytes, and HostKind one of HostKinds; "" is the first.
+	Host     uint64 `json:"hostBytes,omitempty"`
+	HostKind string `json:"hostKind,omitempty"`
+	Media    string `json:"media"`
+	Mode     string `json:"mode"`
 }
 
 // Bytes is the GPU memory of all processes.
@@ -82,11 +88,7 @@ func (s Shape) String() string {
 		}
 	}
 	if s.Host > 0 {
-		kind := "host memory"
-		if s.Pinned {
-			kind = "pinned host memory"
-		}
-		text += fmt.Sprintf(" and %s of %s", FormatSize(s.Host), kind)
+		text += fmt.Sprintf(" and %s of %s host memory", FormatSize(s.Host), cmp.Or(s.HostKind, HostKinds[0]))
 	}
 	return fmt.Sprintf("%s, %s, %s, %s", text, s.Content, s.Media, s.Mode)
 }

@@ -269,7 +269,7 @@ func besideTable(groups []group) table {
 			continue
 		}
 		alone := g.Shape
-		alone.Host, alone.Pinned = 0, false
+		alone.Host, alone.HostKind = 0, ""
 		base := find(groups, alone)
 		for _, m := range g.methods() {
 			same := m

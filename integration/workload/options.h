@@ -8,7 +8,7 @@
 
 struct options {
 	int port, chunks, gpus, gpu, procs, seconds, ahead, work_us;
-	int pinned; // of pattern: its host memory is page-locked, 1 by cuMemHostAlloc, 2 by cuMemHostRegister
+	int pinned; // of pattern: its host memory is page-locked, 1 by cuMemHostAlloc, 2 by cuMemHostRegister; 3 is shared
 	unsigned long long bytes, seed, start, host_bytes;
 	const char *file, *log, *interface, *peer;
 	const char *state;   // of odd

@@ -8,8 +8,8 @@
 // Requests: "verify" answers bad=N, "count" the next value of a counter in device memory, "write
 // PERMILLE" rewrites that share of each chunk, "info" answers bytes, GPUs and addresses. With
 // --host-bytes there is as much host memory beside it, which "verify" checks as well; with --pinned 1
-// cuMemHostAlloc's, with 2 page-locked by cuMemHostRegister, where the GPU must see it too. "where"
-// answers its address.
+// cuMemHostAlloc's, with 2 page-locked by cuMemHostRegister, where the GPU must see it too; with 3 shared.
+// "where" answers its address.
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -116,7 +116,7 @@ static void host_begin(struct pattern *p, const struct options *o)
 	if (o->pinned == 1) {
 		p->host = gpu_alloc_pinned(o->host_bytes, &p->host_device);
 	} else {
-		p->host = mmap(NULL, o->host_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		p->host = mmap(NULL, o->host_bytes, PROT_READ | PROT_WRITE, (o->pinned == 3 ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS, -1, 0);
 		if (p->host == MAP_FAILED) {
 			perror("gpuwork: mmap");
 			exit(1);
