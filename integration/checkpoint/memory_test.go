@@ -6,6 +6,8 @@ package checkpoint
 import (
 	"fmt"
 	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -69,23 +71,88 @@ func endsWith(t *testing.T, k *harness.Container) {
 	}
 }
 
-// Host memory that the driver has page-locked comes back at its place, and the GPU sees it there: what
-// cuMemHostAlloc returned, and what cuMemHostRegister was given.
+// Host memory that the driver has page-locked goes past CRIU as well, comes back at its place, and the GPU
+// sees it there: what cuMemHostAlloc returned, and what cuMemHostRegister was given.
 func TestPinnedHostMemory(t *testing.T) {
 	for name, kind := range map[string]string{"allocated": "1", "registered": "2"} {
 		t.Run(name, func(t *testing.T) {
 			results.Add(t)
-			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M", "--host-bytes", "96M", "--pinned", kind)
+			const size = 160
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "16M", "--host-bytes", fmt.Sprintf("%dM", size), "--pinned", kind)
 			k.Expect(t, "verify", "bad=0")
 			where := k.Answer(t, "where")
+			before := len(shared.Log())
 			ref := takeCheckpoint(t, shared, k, "1")
+			if kind == "1" {
+				sharedPastCRIU(t, before, size)
+			}
 			k.Expect(t, "verify", "bad=0") // it was left running
 			k.MustRemove(t)
 			r := restore(t, shared, k.ID, ref, k.Port)
 			r.Expect(t, "where", where)
+			if gpu.Kind == harness.SoftwareGPU { // a real one's driver has memory of its own
+				filled(t, r, size)
+			}
 			r.Expect(t, "verify", "bad=0")
 			r.Expect(t, "count", "101")
 		})
+	}
+}
+
+// Shared memory of several kinds goes past CRIU once, though two processes have it, and they share it after
+// each restore: anonymous memory, large and in many pieces, memfds, and one of shmget. What can only be read,
+// or what nobody has mapped, CRIU restores. What is restored can be checkpointed again, and CRIU alone
+// dumps what was restored past it, and restores what was dumped so.
+func TestSharedMemory(t *testing.T) {
+	results.Add(t)
+	const size = 144
+	const parts = size - size/2/11 + 8*4 + 4 + 4 // MiB that there are: but for zeros, of small pieces, shmget, a sparse file
+	k := shared.Work(t, harness.RunSpec{}, "segments", "--bytes", fmt.Sprintf("%dM", size))
+	k.Expect(t, "verify", "bad=0,0")
+	again := func(seed string, dumpPast, fillPast bool) {
+		const alone = "[debug]\nhost_memory = 0\n"
+		k.Expect(t, "write "+seed, "bad=0,0")
+		undo := func() {}
+		if !dumpPast {
+			undo = shared.Configured(t, alone)
+		}
+		before := len(shared.Log())
+		ref := takeCheckpoint(t, shared, k, seed)
+		undo()
+		if dumpPast {
+			sharedPastCRIU(t, before, parts)
+		}
+		k.Expect(t, "verify", "bad=0,0") // it was left running
+		k.MustRemove(t)
+		if undo = func() {}; !fillPast {
+			undo = shared.Configured(t, alone)
+		}
+		k = restore(t, shared, k.ID, ref, k.Port)
+		undo()
+		if fillPast {
+			filled(t, k, parts)
+		}
+		if charged := shmemOf(t, k); charged < (parts-8)<<20 { // pages of zeros are not there
+			t.Errorf("the container is charged with %d bytes of shared memory, and has %d MiB", charged, parts)
+		}
+		k.Expect(t, "verify", "bad=0,0")
+	}
+	again("5", true, true)
+	again("9", true, false)
+	again("13", false, true)
+}
+
+// sharedPastCRIU fails the test unless the log, from there on, says that so many MiB of shared memory were dumped
+// past CRIU, or a little more, and that CRIU has dumped nothing that it was to leave out.
+func sharedPastCRIU(t *testing.T, from int, want uint64) {
+	t.Helper()
+	log := shared.Log()[from:]
+	said := regexp.MustCompile(`shared memory went past CRIU.* bytes=(\d+)`).FindStringSubmatch(log)
+	if said == nil || strings.Contains(log, "CRIU dumps all memory") || strings.Contains(log, "CRIU has dumped") {
+		t.Fatalf("CRIU has dumped shared memory:\n%s", log)
+	}
+	if bytes, err := strconv.ParseUint(said[1], 10, 64); err != nil || bytes < want<<20 || bytes > (want+8)<<20 {
+		t.Errorf("%d bytes went past CRIU, want %d MiB", bytes, want)
 	}
 }
 

@@ -36,6 +36,7 @@ static const char usage[] =
 	"                                    pattern, zero or weights (bf16)\n"
 	"  memory  [--bytes N]               N bytes of host memory, a child, no CUDA\n"
 	"  gpumemory [--bytes N] [--gpu I]   the same with a GPU in use\n"
+	"  segments [--bytes N]              N bytes and more of shared memory, a child, no CUDA\n"
 	"  multi   --procs P [as pattern]    P of those, on ports P, P+1, ...\n"
 	"  ranks   --procs P [--gpus G] [--work US] [--ahead N] [--share large --bytes N]\n"
 	"                                    P processes whose kernels wait for each other, all\n"
@@ -146,7 +147,7 @@ int main(int argc, char **argv)
 	} workloads[] = {
 		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
-		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"zoo", run_zoo}, {"odd", run_odd},
+		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"segments", run_segments}, {"zoo", run_zoo}, {"odd", run_odd},
 	};
 	for (size_t i = 0; i < sizeof workloads / sizeof *workloads; i++) {
 		if (strcmp(what, workloads[i].name))

@@ -27,6 +27,7 @@ __attribute__((noreturn)) void run_vforking(const struct options *o);
 __attribute__((noreturn)) void run_ipc(const struct options *o);
 __attribute__((noreturn)) void run_memory(const struct options *o);
 __attribute__((noreturn)) void run_gpumemory(const struct options *o);
+__attribute__((noreturn)) void run_segments(const struct options *o);
 // run_monitor uses NVML alone.
 __attribute__((noreturn)) void run_monitor(const struct options *o);
 __attribute__((noreturn)) void run_ring(const struct options *o);

@@ -11,12 +11,13 @@
 // them. Nothing of the program has run until then.
 //
 // The life of a Dump: while the driver works, MakeRoom begins to make the pages of the new images. Begin,
-// when the processes are frozen, chooses mappings and writes a list of them. With its Environment CRIU dumps the mappings, and nothing of what is in them (leave_out.c). Complete
-// then writes CRIU's images again with all memory. The processes are only read.
+// when the processes are frozen, chooses mappings and writes a list of them. With its Environment CRIU
+// dumps the mappings, and nothing of what is in them (leave_out.c). Complete then writes CRIU's images
+// again with all memory. The processes are only read.
 //
 // A mapping is chosen if it is private, has no file, can be read and written, and holds enough
 // memory. One that another process has at the same place stays with CRIU, which has both share the
-// pages that are alike.
+// pages that are alike. Shared memory is chosen by its segments (segment.go), each once, whoever has it.
 //
 // A worker process copies (Main): it can be killed, and its memory is charged as that of GPU state.
 package pages

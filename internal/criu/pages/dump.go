@@ -27,9 +27,21 @@ type Dump struct {
 	of     Dumping
 	worker *Worker
 	ahead  chan struct{} // closed when MakeRoom is done; nil without
-	taken  map[int]int   // processes of which something is left out: as this process counts, and as they do
+	taken  []taken
 
 	digests map[string][]string
+}
+
+// taken is a source of which something is left out, and the process's number as it counts itself.
+type taken struct {
+	source
+	number int
+}
+
+// chosen is what is copied past CRIU: mappings of processes, and of segments one mapping each.
+type chosen struct {
+	mappings map[int][]span
+	segments map[source]span
 }
 
 // Dumping says what is dumped.
@@ -50,7 +62,7 @@ type Dumping struct {
 
 // NewDump returns a Dump. Close must be called.
 func NewDump(ctx context.Context, of Dumping) *Dump {
-	return &Dump{ctx: ctx, of: of, taken: make(map[int]int), digests: make(map[string][]string)}
+	return &Dump{ctx: ctx, of: of, digests: make(map[string][]string)}
 }
 
 // MakeRoom begins to make the pages of the images, where these are in memory, while the processes still
@@ -80,7 +92,7 @@ func (d *Dump) Begin() {
 	if err := d.begin(); err != nil {
 		log.G(d.ctx).WithError(err).Warn("CRIU dumps all memory")
 		d.Close()
-		clear(d.taken)
+		d.taken = nil
 	}
 }
 
@@ -99,16 +111,26 @@ func (d *Dump) begin() error {
 	if err != nil {
 		return err
 	}
-	pids := slices.Collect(maps.Keys(chosen))
+	pids := slices.Collect(maps.Keys(chosen.mappings))
 	inside, err := proc.Inside(pids, d.of.Init)
 	if err != nil {
 		return err
 	}
 	var list strings.Builder
 	for number, pid := range inside {
-		for _, s := range chosen[pid] {
-			d.taken[pid] = number
+		d.taken = append(d.taken, taken{source{pid: pid}, number})
+		for _, s := range chosen.mappings[pid] {
 			fmt.Fprintf(&list, "%d %x %x\n", pid, s.Start, s.End)
+		}
+	}
+	if len(chosen.segments) > 0 {
+		device, err := proc.SegmentDevice()
+		if err != nil {
+			return err
+		}
+		for from := range chosen.segments {
+			d.taken = append(d.taken, taken{source: from})
+			fmt.Fprintf(&list, "0 %x %x\n", device, from.inode)
 		}
 	}
 	if list.Len() == 0 {
@@ -117,22 +139,25 @@ func (d *Dump) begin() error {
 	return os.WriteFile(d.of.List, []byte(list.String()), 0o600)
 }
 
-// choose returns the mappings that are copied past CRIU, by process, and has the worker make room for
-// them that it does not have yet.
-func (d *Dump) choose() (chosen map[int][]span, err error) {
+// choose returns what is copied past CRIU, and has the worker make room for it that it does not have yet.
+func (d *Dump) choose() (chosen, error) {
+	none := chosen{}
 	pids, err := d.of.Pids()
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	may, known := make(map[int][]span), make(map[span]int)
+	segments := newSegments(d.of.Least)
 	for _, pid := range pids {
 		status, err := proc.StatusOf(pid)
 		if err != nil {
-			return nil, err
+			return none, err
 		}
-		maps, err := proc.Maps(pid, func(m *proc.Mapping) bool { return m.End-m.Start >= d.of.Least })
+		maps, err := proc.Maps(pid, func(m *proc.Mapping) bool {
+			return m.End-m.Start >= d.of.Least || m.IsSegment() && m.End-m.Start >= segments.least
+		})
 		if err != nil {
-			return nil, err
+			return none, err
 		}
 		holds := ownMemory(status)
 		for _, m := range maps {
@@ -141,24 +166,44 @@ func (d *Dump) choose() (chosen map[int][]span, err error) {
 			if holds >= d.of.Least && isPlain(&m) {
 				may[pid] = append(may[pid], s)
 			}
+			if err := segments.add(pid, &m); err != nil {
+				return none, err
+			}
 		}
 	}
-	chosen = make(map[int][]span)
+	all := chosen{make(map[int][]span), make(map[source]span)}
 	for pid, spans := range may {
 		spans = slices.DeleteFunc(spans, func(s span) bool { return known[s] > 1 })
 		if len(spans) == 0 {
 			continue
 		}
-		if d.worker == nil {
-			if d.worker, err = d.of.Start(); err != nil {
-				return nil, err
-			}
+		if spans, err = d.scan(source{pid: pid}, spans, d.of.Least); err != nil {
+			return none, err
 		}
-		if chosen[pid], err = d.worker.scan(pid, spans, d.of.Least, d.of.Images); err != nil {
+		if len(spans) > 0 {
+			all.mappings[pid] = spans
+		}
+	}
+	for from, s := range segments.chosen() {
+		kept, err := d.scan(from, []span{s}, segments.least)
+		if err != nil {
+			return none, err
+		}
+		if len(kept) > 0 {
+			all.segments[from] = s
+		}
+	}
+	return all, nil
+}
+
+// scan has the worker, which is started when it is needed, look for memory.
+func (d *Dump) scan(from source, spans []span, least uint64) (_ []span, err error) {
+	if d.worker == nil {
+		if d.worker, err = d.of.Start(); err != nil {
 			return nil, err
 		}
 	}
-	return chosen, nil
+	return d.worker.scan(from, spans, least, d.of.Images)
 }
 
 // ownMemory returns how much memory the private mappings of a process hold at most, in bytes. Programs
@@ -188,22 +233,34 @@ func (d *Dump) Complete() error {
 	if d == nil {
 		return nil
 	}
-	for pid, number := range d.taken {
-		done, err := d.worker.merge(pid, number, d.of.Images, d.of.Digest)
+	shared, of := answer{}, 0
+	for _, t := range d.taken {
+		done, err := d.worker.merge(t.source, t.number, d.of.Images, d.of.Digest)
 		if err != nil {
-			return fmt.Errorf("save the memory of process %s: %w", proc.Describe(pid), err)
+			return fmt.Errorf("save %s: %w", t, err)
 		}
 		if d.of.Digest && done.Bytes > 0 {
 			d.digests[done.Name] = done.Digests
 		}
-		entry := log.G(d.ctx).WithField("bytes", done.Bytes).WithField("ahead", done.Ahead)
 		if done.Bytes == 0 {
-			entry.Warnf("CRIU has dumped the memory of process %s by itself: it does not ask for pages as CRIU 4.2 does", proc.Describe(pid))
+			log.G(d.ctx).Warnf("CRIU has dumped %s by itself: it does not ask for pages as CRIU 4.2 does", t)
+		} else if !t.shared {
+			log.G(d.ctx).WithField("bytes", done.Bytes).WithField("ahead", done.Ahead).Infof("%s went past CRIU", t)
 		} else {
-			entry.Infof("the memory of process %s went past CRIU", proc.Describe(pid))
+			of, shared.Bytes, shared.Ahead = of+1, shared.Bytes+done.Bytes, shared.Ahead+done.Ahead
 		}
 	}
+	if of > 0 {
+		log.G(d.ctx).WithField("bytes", shared.Bytes).WithField("ahead", shared.Ahead).WithField("segments", of).Info("shared memory went past CRIU")
+	}
 	return nil
+}
+
+func (t taken) String() string {
+	if t.shared {
+		return fmt.Sprintf("shared memory %d of process %s", t.inode, proc.Describe(t.pid))
+	}
+	return "the memory of process " + proc.Describe(t.pid)
 }
 
 // Digests returns the digests of the images that Complete has written, by name (images.DigestBlock of each

@@ -6,6 +6,7 @@ package pages
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -38,7 +39,7 @@ func compile(t *testing.T, name string, args ...string) string {
 }
 
 // A program that the library is loaded into does not see the pages that are left out, in either way
-// of looking; one that has no list sees all.
+// of looking, nor the data of a file; one that has no list sees all.
 func TestLeaveOut(t *testing.T) {
 	sources, err := filepath.Glob("../plugin/*.c")
 	if err != nil {
@@ -62,6 +63,28 @@ func TestLeaveOut(t *testing.T) {
 			t.Errorf("%q: %v, %s, want %s", test.ranges, err, out, test.want)
 		}
 	}
+	for _, want := range []string{"none", "0"} { // with the file in the list, and with others
+		file := filepath.Join(t.TempDir(), "file")
+		if err := os.WriteFile(file, []byte("data"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(file, &st); err != nil {
+			t.Fatal(err)
+		}
+		line := fmt.Sprintf("0 %x %x\n", st.Dev, st.Ino)
+		if want == "0" {
+			line = fmt.Sprintf("0 %x %x\n0 %x %x\n", st.Dev, st.Ino+1, st.Dev+1, st.Ino)
+		}
+		if err := os.WriteFile(list, []byte(line), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command(looks, file)
+		cmd.Env = []string{"LD_BIND_NOW=1", "LD_PRELOAD=" + library, "GPUCKPT_LEFT_OUT=" + list}
+		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != want {
+			t.Errorf("%q: %v, %s, want %s", line, err, out, want)
+		}
+	}
 }
 
 // What has memory of its own is found: not what was never written, nor only read.
@@ -76,14 +99,14 @@ func TestScan(t *testing.T) {
 	d := newDumper()
 	at := addressOf(memory)
 	all := []span{{at, at + 12*pageBytes}}
-	if kept, err := d.scan(os.Getpid(), all, 5*pageBytes); err != nil || len(kept) > 0 {
+	if kept, err := d.scan(self(), all, 5*pageBytes); err != nil || len(kept) > 0 {
 		t.Errorf("with four pages: kept %v, %v", kept, err)
 	}
-	if _, err := d.scan(os.Getpid(), all, pageBytes); err != nil {
+	if _, err := d.scan(self(), all, pageBytes); err != nil {
 		t.Fatal(err)
 	}
-	if len(d.kept) > 0 {
-		t.Errorf("small runs are kept: %v", d.runs)
+	if h := d.of[self()]; len(h.kept) > 0 {
+		t.Errorf("small runs are kept: %v", h.runs)
 	}
 	f, err := os.Open("/proc/self/pagemap")
 	if err != nil {
@@ -126,6 +149,8 @@ func TestNoWorkerForEmptyMappings(t *testing.T) {
 	}
 }
 
+func self() source { return source{pid: os.Getpid()} }
+
 // dumped makes the images of a process whose mapping CRIU has left out, and returns where it is.
 func dumped(t *testing.T, dir string) (d *dumper, content []byte, page uint64) {
 	t.Helper()
@@ -141,7 +166,7 @@ func dumped(t *testing.T, dir string) (d *dumper, content []byte, page uint64) {
 	at := addressOf(content)
 	page = at / pageBytes
 	d = newDumper()
-	if kept, err := d.scan(os.Getpid(), []span{{at, at + pages*pageBytes}}, least); err != nil || len(kept) != 1 {
+	if kept, err := d.scan(self(), []span{{at, at + pages*pageBytes}}, least); err != nil || len(kept) != 1 {
 		t.Fatalf("kept %v, %v", kept, err)
 	}
 	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(page, pages)))
@@ -161,7 +186,7 @@ func testMerge(t *testing.T, digest bool) {
 	t.Helper()
 	dir := t.TempDir()
 	d, content, page := dumped(t, dir)
-	done, err := d.merge(os.Getpid(), 7, dir, digest)
+	done, err := d.merge(self(), 7, dir, digest)
 	if err != nil || done.Bytes != uint64(len(content)) || done.Name != "pages-3.img" {
 		t.Fatalf("%+v, %v", done, err)
 	}
@@ -221,7 +246,7 @@ func TestMergedBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer old.Close()
-	digests, err := writePagesOf(path, old, os.Getpid(), runs, nil, true)
+	digests, err := writePagesOf(path, old, memoryOf(os.Getpid()), runs, nil, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +258,7 @@ func TestMergedBlocks(t *testing.T) {
 		t.Errorf("the digests are %v, want %v", digests, want)
 	}
 	runs[16].entry, runs[16].from = new(pagemap.PagemapEntry), uint64(len(criu))
-	if digests, err := writePagesOf(path, old, os.Getpid(), runs, nil, true); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if digests, err := writePagesOf(path, old, memoryOf(os.Getpid()), runs, nil, true); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("of a short image: %v, %v", digests, err)
 	}
 }
@@ -247,7 +272,7 @@ func TestMergeLeavesWhatCRIUHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := d.merge(os.Getpid(), 7, dir, true); err != nil || done.Bytes != 0 || done.Digests != nil {
+	if done, err := d.merge(self(), 7, dir, true); err != nil || done.Bytes != 0 || done.Digests != nil {
 		t.Errorf("%+v, %v", done, err)
 	}
 	if after, err := os.ReadFile(filepath.Join(dir, "pagemap-7.img")); err != nil || !bytes.Equal(before, after) {
@@ -261,7 +286,7 @@ func TestMergeOfAPart(t *testing.T) {
 	d, content, page := dumped(t, dir)
 	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(page+100, 2), run(page+298, 2))
 	writePages(t, dir, "pages-3.img", 4)
-	if done, err := d.merge(os.Getpid(), 7, dir, true); err != nil || done.Bytes != 296*pageBytes {
+	if done, err := d.merge(self(), 7, dir, true); err != nil || done.Bytes != 296*pageBytes {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	_, runs, err := readRuns(image.Open(dir), "pagemap-7.img")
@@ -290,7 +315,7 @@ func TestMergeRefuses(t *testing.T) {
 	dir := t.TempDir()
 	d, _, page := dumped(t, dir)
 	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(page, 299)))
-	if done, err := d.merge(os.Getpid(), 7, dir, true); err == nil || !strings.Contains(err.Error(), "CRIU has dumped no mapping") {
+	if done, err := d.merge(self(), 7, dir, true); err == nil || !strings.Contains(err.Error(), "CRIU has dumped no mapping") {
 		t.Errorf("%+v, %v", done, err)
 	}
 }

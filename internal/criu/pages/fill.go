@@ -47,7 +47,7 @@ func (p *Plan) Fill(start Start, init int, pids func() ([]int, error)) (filled u
 		if !found {
 			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, errNoProcess)
 		}
-		n, err := w.fill(pid, t.file, t.pieces)
+		n, err := w.fill(pid, t.file, t.pieces, t.shared)
 		if filled += n; err != nil {
 			return filled, fmt.Errorf("fill the memory of process %d: %w", t.pid, err)
 		}
@@ -61,22 +61,22 @@ const chunkBytes = 1 << 20
 // blockBytes is the unit of stat(2)'s number of blocks.
 const blockBytes = 512
 
-// fill copies pieces of a file into a process.
-func fill(pid int, path string, pieces []Piece) (uint64, error) {
+// fill copies pieces of a file into mappings of a process that may be written to.
+func fill(pid int, path string, pieces []Piece, may func(*proc.Mapping) bool) (uint64, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	// Nothing is changed that CRIU has not restored as plain memory of the process's own.
-	spans, err := plainMemory(pid)
+	// Nothing is changed that CRIU has not restored as such memory.
+	spans, err := mappedAs(pid, may)
 	if err != nil {
 		return 0, err
 	}
 	total := uint64(0)
 	for _, p := range pieces {
 		if p.Start+p.Bytes < p.Start || !covers(spans, span{p.Start, p.Start + p.Bytes}) {
-			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory of its own", images.ErrDamaged, p.Start, p.Bytes)
+			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory that is filled", images.ErrDamaged, p.Start, p.Bytes)
 		}
 		total += p.Bytes
 	}
@@ -119,15 +119,16 @@ func viewOf(f *os.File) (view []byte, unmap func(), err error) {
 	return view, unmap, nil
 }
 
-// plainMemory returns the private mappings without a file that a process can read and write.
-func plainMemory(pid int) (spans []span, err error) {
-	maps, err := proc.Maps(pid, isPlain)
+// mappedAs returns where a process has mappings of a kind.
+func mappedAs(pid int, kind func(*proc.Mapping) bool) (spans []span, err error) {
+	maps, err := proc.Maps(pid, kind)
 	for _, m := range maps {
 		spans = append(spans, span{m.Start, m.End})
 	}
 	return spans, err
 }
 
+// isPlain reports whether a mapping is private, without a file, and can be read and written.
 func isPlain(m *proc.Mapping) bool {
 	return strings.HasPrefix(m.Permissions, "rw") && m.Permissions[3] == 'p' && m.Inode == 0 &&
 		(m.Path == "" || m.Path == "[heap]" || strings.HasPrefix(m.Path, "[anon:"))

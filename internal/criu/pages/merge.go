@@ -41,20 +41,28 @@ type memoryRun struct {
 	from  uint64                // where CRIU's memory is in CRIU's file
 }
 
-// merge puts into the images of a process what CRIU has left out, and returns its bytes. 0 is that
+// merge puts into the images of a source what CRIU has left out, and returns its bytes. 0 is that
 // CRIU has left out nothing. CRIU's files stay as they were until the new ones take their place. The
 // digests, if they are asked for, are those of the image with the name.
-func (d *dumper) merge(pid, number int, dir string, digest bool) (a answer, err error) {
+func (d *dumper) merge(from source, number int, dir string, digest bool) (a answer, err error) {
+	h := d.of[from]
+	if h == nil {
+		return a, fmt.Errorf("process %d: its memory was not looked for", from.pid)
+	}
+	delete(d.of, from)
+	defer h.close()
 	name := fmt.Sprintf("pagemap-%d.img", number)
 	set := image.Open(dir)
-	if err := d.mapped(set, pid, number); err != nil {
+	if from.shared {
+		name = fmt.Sprintf("pagemap-shmem-%d.img", from.inode)
+	} else if err := h.mapped(set, number); err != nil {
 		return a, err
 	}
 	pages, runs, err := readRuns(set, name)
 	if err != nil {
 		return a, err
 	}
-	left, total := d.leftOut(pid, runs)
+	left, total := h.leftOut(runs)
 	if len(left) == 0 {
 		return a, nil
 	}
@@ -65,18 +73,15 @@ func (d *dumper) merge(pid, number int, dir string, digest bool) (a answer, err 
 		return a, err
 	}
 	defer old.Close()
-	room := d.room[pid]
-	delete(d.room, pid)
-	defer room.close()
-	if a.Digests, err = writePagesOf(filepath.Join(dir, pages), old, pid, runs, room, digest); err != nil {
+	if a.Digests, err = writePagesOf(filepath.Join(dir, pages), old, h.read, runs, h.room, digest); err != nil {
 		return a, err
 	}
-	a.Bytes, a.Name, a.Ahead = total, pages, room.made()
+	a.Bytes, a.Name, a.Ahead = total, pages, h.room.made()
 	return a, writePagemap(dir, name, runs)
 }
 
 // mapped refuses a dump that lacks a mapping of which something was left out.
-func (d *dumper) mapped(set *image.Set, pid, number int) error {
+func (h *held) mapped(set *image.Set, number int) error {
 	var spans []span
 	err := set.Each(fmt.Sprintf("mm-%d.img", number), func(e *image.Entry) error {
 		if m, ok := e.Message.(*mm.MmEntry); ok {
@@ -88,7 +93,7 @@ func (d *dumper) mapped(set *image.Set, pid, number int) error {
 		}
 		return nil
 	})
-	for _, s := range d.kept[pid] {
+	for _, s := range h.kept {
 		if err == nil && !covers(spans, s) {
 			err = fmt.Errorf("CRIU has dumped no mapping of memory from %#x to %#x: the program has changed it meanwhile", s.Start, s.End)
 		}
@@ -118,7 +123,7 @@ func readRuns(set *image.Set, name string) (pages string, runs []memoryRun, err 
 
 // leftOut returns the memory that CRIU has left out, and its bytes. What CRIU has dumped all the same
 // is not among it, so each page is there once, whatever CRIU heeded.
-func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uint64) {
+func (h *held) leftOut(criu []memoryRun) (left []memoryRun, total uint64) {
 	add := func(start, end uint64) {
 		for ; start < end; start += maxRun {
 			s := span{start, min(start+maxRun, end)}
@@ -126,7 +131,7 @@ func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uin
 			total += s.End - s.Start
 		}
 	}
-	for _, r := range d.runs[pid] {
+	for _, r := range h.runs {
 		i, _ := slices.BinarySearchFunc(criu, r.Start, func(c memoryRun, at uint64) int {
 			if c.End <= at {
 				return -1
@@ -144,12 +149,12 @@ func (d *dumper) leftOut(pid int, criu []memoryRun) (left []memoryRun, total uin
 
 // writePagesOf writes the memory of all runs in the place of CRIU's file, and returns the digests of
 // its blocks if they are asked for. Pages of zeros become holes. The room becomes the file, if there is one.
-func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, room *room, digest bool) (digests []string, err error) {
+func writePagesOf(path string, old *os.File, read reader, runs []memoryRun, room *room, digest bool) (digests []string, err error) {
 	info, err := old.Stat()
 	if err != nil {
 		return nil, err
 	}
-	image := newImage{old: old, pid: pid, runs: runs, offsets: make([]uint64, len(runs)+1)}
+	image := newImage{old: old, memory: read, runs: runs, offsets: make([]uint64, len(runs)+1)}
 	for i, r := range runs {
 		image.offsets[i+1] = image.offsets[i] + r.End - r.Start
 	}
@@ -168,7 +173,7 @@ func writePagesOf(path string, old *os.File, pid int, runs []memoryRun, room *ro
 // newImage is what a new image of memory is made of.
 type newImage struct {
 	old     *os.File // CRIU's image
-	pid     int
+	memory  reader
 	runs    []memoryRun
 	offsets []uint64 // where each run is in the new image, and the end
 }
@@ -203,7 +208,7 @@ func (m *newImage) write(to *pagesFile, bytes uint64, digest bool) ([]string, er
 	return digests, group.Wait()
 }
 
-// read reads bytes of the image at an offset, each from CRIU's image or from the process.
+// read reads bytes of the image at an offset, each from CRIU's image or from the memory.
 func (m *newImage) read(buf []byte, at uint64) error {
 	i, found := slices.BinarySearch(m.offsets, at)
 	if !found {
@@ -213,7 +218,7 @@ func (m *newImage) read(buf []byte, at uint64) error {
 		r, skip := m.runs[i], at-m.offsets[i]
 		part := buf[:min(uint64(len(buf)), m.offsets[i+1]-at)]
 		if r.entry == nil {
-			if err := readMemory(m.pid, r.Start+skip, part); err != nil {
+			if err := m.memory(r.Start+skip, part); err != nil {
 				return err
 			}
 		} else if _, err := m.old.ReadAt(part, int64(r.from+skip)); err != nil {

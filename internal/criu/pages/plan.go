@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
@@ -45,13 +46,15 @@ type Plan struct {
 	tasks map[string]*task // by the names of their pagemap images
 }
 
-// task is one process of a Plan.
+// task is one process of a Plan, or one segment of shared memory.
 type task struct {
-	pid    int    // as the process counts
-	spans  []span // the mappings that are filled here, ascending
-	full   []span // those of them that are filled with huge pages
-	pages  string // the image that has the memory
-	bytes  uint64 // that the image must have
+	pid    int     // that is written to, as it counts itself
+	shared bool    // of a segment
+	places []place // where it is mapped
+	spans  []span  // what is filled here, ascending: addresses, of a segment offsets
+	full   []span  // the mappings that are filled with huge pages
+	pages  string  // the image that has the memory
+	bytes  uint64  // that the image must have
 	file   *os.File
 	at     uint64 // where the next entry's memory is in it
 	pieces []Piece
@@ -80,6 +83,10 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 				return nil, err
 			}
 		}
+	}
+	if err := p.chooseSegments(names, least); err != nil {
+		p.Close()
+		return nil, err
 	}
 	return p, p.open(names)
 }
@@ -118,7 +125,11 @@ func mappings(set *image.Set, names []string) (may map[string][]span, known map[
 const (
 	vmaRegular     = 1 << 0
 	vmaHeap        = 1 << 5
+	vmaFileShared  = 1 << 7
+	vmaAnonShared  = 1 << 8
 	vmaAnonPrivate = 1 << 9
+	vmaSysV        = 1 << 10
+	vmaMemfd       = 1 << 14
 )
 
 // fillable reports whether CRIU restores a mapping as plain memory that a process can write to.
@@ -263,8 +274,11 @@ var errChanged = fmt.Errorf("%w: CRIU's images have changed while they were read
 // has CRIU advise huge pages for those that are full.
 func (p *Plan) Edit(e *image.Entry) error {
 	if m, ok := e.Message.(*mm.MmEntry); ok {
-		if number, ok := numberOf(e.File, "mm-"); ok && p.tasks["pagemap-"+number+".img"] != nil {
-			p.tasks["pagemap-"+number+".img"].advise(m)
+		number, _ := numberOf(e.File, "mm-")
+		for _, t := range p.tasks {
+			if strconv.Itoa(t.pid) == number {
+				t.advise(m)
+			}
 		}
 		return nil
 	}
@@ -288,14 +302,25 @@ func (p *Plan) Edit(e *image.Entry) error {
 			t.rest = addPart(t.rest, image.Part{Offset: at, Bytes: bytes})
 			return nil
 		}
-		if n := len(t.pieces) - 1; n >= 0 && t.pieces[n].Start+t.pieces[n].Bytes == s.Start && t.pieces[n].Offset+t.pieces[n].Bytes == at {
-			t.pieces[n].Bytes += bytes
-		} else {
-			t.pieces = append(t.pieces, Piece{Start: s.Start, Bytes: bytes, Offset: at})
+		if !t.shared {
+			t.add(Piece{Start: s.Start, Bytes: bytes, Offset: at})
+		}
+		for i := indexOf(t.spans, s.Start); t.shared && i < len(t.places) && t.places[i].Start < s.End; i++ {
+			p := t.places[i]
+			from, to := max(s.Start, p.Start), min(s.End, p.End)
+			t.add(Piece{Start: p.at + from - p.Start, Bytes: to - from, Offset: at + from - s.Start})
 		}
 		return image.ErrOmit
 	}
 	return nil
+}
+
+func (t *task) add(p Piece) {
+	if n := len(t.pieces) - 1; n >= 0 && t.pieces[n].Start+t.pieces[n].Bytes == p.Start && t.pieces[n].Offset+t.pieces[n].Bytes == p.Offset {
+		t.pieces[n].Bytes += p.Bytes
+	} else {
+		t.pieces = append(t.pieces, p)
+	}
 }
 
 func addPart(parts []image.Part, next image.Part) []image.Part {

@@ -18,11 +18,20 @@ import (
 // room is a file in memory, without a name, whose pages threads make that take no time from anybody who
 // waits for nothing: a new page takes longer than the copy into it. A nil room is none.
 type room struct {
-	f       *os.File
-	stopped atomic.Bool
-	threads sync.WaitGroup
-	unmap   func()
-	bytes   atomic.Uint64 // made
+	f      *os.File
+	makers *makers
+	mem    []byte
+	unmap  func()
+	next   uint64         // where threads are to go on; the makers' mutex guards it
+	left   sync.WaitGroup // of pieces
+	bytes  atomic.Uint64  // made
+}
+
+// makers are the threads that make the pages of rooms, one room after the other.
+type makers struct {
+	mutex   sync.Mutex
+	rooms   []*room
+	threads int
 }
 
 // roomBytes is what a thread makes at once, in bytes: 5 ms of small pages.
@@ -31,66 +40,104 @@ const roomBytes = 8 << 20
 // leastUrgent is the niceness of threads that others go before.
 const leastUrgent = 19
 
-// makeRoom begins to make pages for what was scanned of a process, in a file of a directory, unless that
+// makeRoom begins to make pages for what was found of a source, in a file of a directory, unless that
 // has begun before. Where files are on a disk, or much of the memory is zeros, which take no pages, it
 // makes none.
-func (d *dumper) makeRoom(pid int, dir string) {
+func (d *dumper) makeRoom(from source, dir string) {
+	h := d.of[from]
 	size := uint64(0)
-	for _, r := range d.runs[pid] {
+	for _, r := range h.runs {
 		size += r.End - r.Start
 	}
-	if _, known := d.room[pid]; size == 0 || known {
+	if size == 0 || h.done {
 		return
 	}
-	d.room[pid] = nil
-	if hasZeros(pid, d.runs[pid], size) {
+	if h.done = true; h.hasZeros(size) {
 		return
 	}
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return
 	}
-	r := &room{f: os.NewFile(uintptr(fd), dir), unmap: func() {}}
+	r := &room{f: os.NewFile(uintptr(fd), dir), makers: &d.makers, unmap: func() {}}
 	if mmapfile.InMemory(r.f) && r.begin(size) == nil {
-		d.room[pid] = r
+		h.room = r
 	} else {
 		r.close()
 	}
 }
 
 // begin begins to make so many bytes of pages.
-func (r *room) begin(size uint64) error {
+func (r *room) begin(size uint64) (err error) {
 	if err := r.f.Truncate(int64(size)); err != nil {
 		return err
 	}
-	mem, unmap, err := mmapfile.File(r.f, size, unix.PROT_READ|unix.PROT_WRITE)
-	if err != nil {
+	if r.mem, r.unmap, err = mmapfile.File(r.f, size, unix.PROT_READ|unix.PROT_WRITE); err != nil {
+		r.unmap = func() {}
 		return err
 	}
-	r.unmap = unmap
-	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
-	var next atomic.Uint64
-	for range max(runtime.NumCPU()/2, 1) { // the driver works on the others
-		r.threads.Go(func() {
-			runtime.LockOSThread() // for good: the thread ends with its niceness
-			_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), leastUrgent)
-			for !r.stopped.Load() {
-				from := next.Add(roomBytes) - roomBytes
-				to := min(from+roomBytes, size)
-				if from >= size || mmapfile.Populate(mem[from:to]) != nil {
-					return // what lacks is made with the copy, which says what is wrong
-				}
-				r.bytes.Add(to - from)
-			}
-		})
-	}
+	_ = unix.Madvise(r.mem, unix.MADV_HUGEPAGE) // without huge pages, small ones
+	r.left.Add(int((size + roomBytes - 1) / roomBytes))
+	r.makers.add(r)
 	return nil
+}
+
+// add puts a room behind the others, and has threads make its pages.
+func (m *makers) add(r *room) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	m.rooms = append(m.rooms, r)
+	for ; m.threads < max(runtime.NumCPU()/2, 1); m.threads++ { // the driver works on the others
+		go m.work()
+	}
+}
+
+func (m *makers) work() {
+	runtime.LockOSThread() // for good: the thread ends with its niceness
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), leastUrgent)
+	for {
+		r, mem := m.take()
+		if r == nil {
+			return
+		}
+		if mmapfile.Populate(mem) == nil {
+			r.bytes.Add(uint64(len(mem)))
+		} else {
+			r.drop() // what lacks is made with the copy, which says what is wrong
+		}
+		r.left.Done()
+	}
+}
+
+// take returns the next piece of the first room that has one. nil is the end of the thread.
+func (m *makers) take() (*room, []byte) {
+	m.mutex.Lock()
+	defer m.mutex.Unlock()
+	for len(m.rooms) > 0 {
+		r := m.rooms[0]
+		if from := r.next; from < uint64(len(r.mem)) {
+			r.next = min(from+roomBytes, uint64(len(r.mem)))
+			return r, r.mem[from:r.next]
+		}
+		m.rooms = m.rooms[1:]
+	}
+	m.threads--
+	return nil, nil
+}
+
+// drop leaves out the pieces that no thread has begun.
+func (r *room) drop() {
+	r.makers.mutex.Lock()
+	defer r.makers.mutex.Unlock()
+	for ; r.next < uint64(len(r.mem)); r.next += roomBytes {
+		r.left.Done()
+	}
 }
 
 // stop ends the making of pages.
 func (r *room) stop() {
-	r.stopped.Store(true)
-	r.threads.Wait()
+	r.drop()
+	r.left.Wait()
 	r.unmap()
 	r.unmap = func() {}
 }
@@ -124,16 +171,16 @@ func (r *room) close() {
 	}
 }
 
-// hasZeros reports whether more than one in 16 of some pages of a process is zeros, or cannot be read.
-func hasZeros(pid int, runs []span, size uint64) bool {
+// hasZeros reports whether more than one in 16 of some pages is zeros, or cannot be read.
+func (h *held) hasZeros(size uint64) bool {
 	const looks = 256
 	step := max(size/looks/pageBytes, 1) * pageBytes
 	var page [pageBytes]byte
 	seen, found, skip := 0, 0, uint64(0)
-	for _, r := range runs {
+	for _, r := range h.runs {
 		at := r.Start + skip
 		for ; at < r.End; at += step {
-			if readMemory(pid, at, page[:]) != nil {
+			if h.read(at, page[:]) != nil {
 				return true
 			}
 			if seen++; bytes.Equal(page[:], zeros[:]) {

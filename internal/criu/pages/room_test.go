@@ -42,19 +42,20 @@ func TestRoom(t *testing.T) {
 			dir := tmpfs(t, options)
 			d, content, _ := dumped(t, dir)
 			before := files(t, dir)
-			runs, pid := d.runs[os.Getpid()], os.Getpid()
+			h := d.of[self()]
+			runs := h.runs
 			switch made {
 			case 10:
-				d.runs[pid] = []span{{runs[0].Start, runs[0].Start + 10*pageBytes}}
+				h.runs = []span{{runs[0].Start, runs[0].Start + 10*pageBytes}}
 			case 600:
-				d.runs[pid] = append(d.runs[pid], runs...)
+				h.runs = append(h.runs[:len(runs):len(runs)], runs...)
 			}
-			d.makeRoom(pid, dir)
-			r := d.room[pid]
+			d.makeRoom(self(), dir)
+			r := h.room
 			if r == nil {
 				t.Fatal("there is no room")
 			}
-			r.threads.Wait()
+			r.left.Wait()
 			path := fmt.Sprintf("/proc/self/fd/%d", r.f.Fd())
 			ahead, inode := pagesOf(t, path)
 			if ahead < made*pageBytes {
@@ -63,8 +64,8 @@ func TestRoom(t *testing.T) {
 			if files(t, dir) != before {
 				t.Error("the room can be seen")
 			}
-			d.runs[pid] = runs
-			done, err := d.merge(pid, 7, dir, made != 10)
+			h.runs = runs
+			done, err := d.merge(self(), 7, dir, made != 10)
 			if err != nil || done.Bytes != uint64(len(content)) || done.Ahead != uint64(made)*pageBytes {
 				t.Fatalf("%+v, %v", done, err)
 			}
@@ -85,18 +86,18 @@ func TestRoom(t *testing.T) {
 // No pages are made on a disk, nor where the memory has too few to be worth it.
 func TestNoRoom(t *testing.T) {
 	d, content, _ := dumped(t, t.TempDir())
-	pid := os.Getpid()
-	if d.makeRoom(pid, t.TempDir()); d.room[pid] != nil {
+	h := d.of[self()]
+	if d.makeRoom(self(), t.TempDir()); h.room != nil {
 		t.Error("pages are made on a disk")
 	}
 	for i := range 150 {
 		clear(content[i*2*pageBytes : (i*2+1)*pageBytes])
 	}
-	d.room = make(map[int]*room)
-	if d.makeRoom(pid, tmpfs(t, "")); d.room[pid] != nil {
+	h.done = false
+	if d.makeRoom(self(), tmpfs(t, "")); h.room != nil {
 		t.Error("pages are made for zeros")
 	}
-	if !hasZeros(pid, []span{{8, 8 + pageBytes}}, pageBytes) {
+	if h.runs = []span{{8, 8 + pageBytes}}; !h.hasZeros(pageBytes) {
 		t.Error("memory that cannot be read has no zeros")
 	}
 }
@@ -106,13 +107,14 @@ func TestNoRoom(t *testing.T) {
 func TestRoomFull(t *testing.T) {
 	dir := tmpfs(t, "size=512k")
 	d, _, _ := dumped(t, t.TempDir())
-	pid := os.Getpid()
-	if d.makeRoom(pid, dir); d.room[pid] == nil {
+	d.makeRoom(self(), dir)
+	r := d.of[self()].room
+	if r == nil {
 		t.Fatal("there is no room")
 	}
-	d.room[pid].threads.Wait()
-	d.room[pid].close()
-	d.room[pid].close()
+	r.left.Wait()
+	r.close()
+	r.close()
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil || st.Bfree != st.Blocks {
 		t.Errorf("%d of %d blocks are free, %v", st.Bfree, st.Blocks, err)

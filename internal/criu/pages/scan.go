@@ -67,33 +67,70 @@ func zeroFrame() (uint64, error) {
 	return binary.LittleEndian.Uint64(b[:]) & pageFrame, nil
 }
 
+// source is whose memory is dumped: a process, or a segment of shared memory, by its inode and a process
+// that has it mapped.
+type source struct {
+	pid    int
+	shared bool
+	inode  uint64 // that of a segment of shmget may be 0
+}
+
+func (o *order) source() source { return source{o.PID, o.Shared, o.Inode} }
+
+// held is what was found of a source, until the next scan of it.
+type held struct {
+	kept []span // with enough memory
+	runs []span // what they hold
+	read reader
+	file *os.File // of a segment
+	room *room    // nil where there is none to be made
+	done bool     // the room is decided about
+}
+
 // dumper is the worker's side of a Dump.
 type dumper struct {
-	runs map[int][]span // what was scanned of each process
-	kept map[int][]span // the spans that they are of
-	room map[int]*room  // of each process; nil where there is none to be made
+	of     map[source]*held
+	makers makers
 }
 
-func newDumper() *dumper {
-	return &dumper{runs: make(map[int][]span), kept: make(map[int][]span), room: make(map[int]*room)}
-}
+func newDumper() *dumper { return &dumper{of: make(map[source]*held)} }
 
 // scan chooses those of the spans that hold enough memory, and remembers what they hold, until the next
-// scan of the process.
-func (d *dumper) scan(pid int, spans []span, least uint64) ([]span, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", pid))
-	if err != nil {
-		return nil, err
+// scan of the source. A segment is one span, from its begin.
+func (d *dumper) scan(from source, spans []span, least uint64) (_ []span, err error) {
+	h := d.of[from]
+	if h == nil {
+		h = new(held)
+		d.of[from] = h
 	}
-	defer f.Close()
-	zero, err := zeroFrame()
-	if err != nil {
-		return nil, err
+	h.kept, h.runs, h.read = nil, nil, memoryOf(from.pid)
+	var runsOf func(span) ([]span, error)
+	if from.shared {
+		h.file.Close() // of the scan before; nil is none
+		if h.file, err = openSegment(from, spans[0]); err != nil || h.file == nil {
+			return nil, err
+		}
+		size, err := sizeOf(h.file)
+		if err != nil {
+			return nil, err
+		}
+		h.read = contentOf(h.file, size)
+		spans = []span{{0, roundUp(size)}}
+		runsOf = func(span) ([]span, error) { return scanFile(h.file) }
+	} else {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/pagemap", from.pid))
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		zero, err := zeroFrame()
+		if err != nil {
+			return nil, err
+		}
+		runsOf = func(s span) ([]span, error) { return scan(f, s, zero) }
 	}
-	delete(d.kept, pid)
-	delete(d.runs, pid)
 	for _, s := range spans {
-		runs, err := scan(f, s, zero)
+		runs, err := runsOf(s)
 		if err != nil {
 			return nil, err
 		}
@@ -101,9 +138,15 @@ func (d *dumper) scan(pid int, spans []span, least uint64) ([]span, error) {
 		for _, r := range runs {
 			bytes += r.End - r.Start
 		}
-		if bytes >= least && bytes/uint64(len(runs)) >= leastRun {
-			d.kept[pid], d.runs[pid] = append(d.kept[pid], s), append(d.runs[pid], runs...)
+		if len(runs) > 0 && bytes >= least && bytes/uint64(len(runs)) >= leastRun {
+			h.kept, h.runs = append(h.kept, s), append(h.runs, runs...)
 		}
 	}
-	return d.kept[pid], nil
+	return h.kept, nil
+}
+
+// close ends what a source has, and nobody has taken.
+func (h *held) close() {
+	h.room.close()
+	h.file.Close()
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
@@ -57,9 +58,12 @@ type order struct {
 	// Path of the file that has the Pieces of a fill, or of the directory of a scan and a merge.
 	Path   string  `json:"path,omitempty"`
 	Pieces []Piece `json:"pieces,omitempty"`
-	// Spans of a scan, and what one must hold.
+	// Spans of a scan, and what one must hold. Of a segment it is where the process has it mapped.
 	Spans []span `json:"spans,omitempty"`
 	Least uint64 `json:"least,omitempty"`
+	// Shared is for a segment of shared memory, which a scan and a merge find by its Inode.
+	Shared bool   `json:"shared,omitempty"`
+	Inode  uint64 `json:"inode,omitempty"`
 	// Number of the process in the images of a merge, and whether to return digests.
 	Number int  `json:"number,omitempty"`
 	Digest bool `json:"digest,omitempty"`
@@ -80,33 +84,37 @@ func (w *Worker) ask(doing string, o order) (answer, error) {
 	return worker.Order[answer](w.Worker, doing, o, worker.LongOrder)
 }
 
-func (w *Worker) fill(pid int, f *os.File, pieces []Piece) (uint64, error) {
+func (w *Worker) fill(pid int, f *os.File, pieces []Piece, shared bool) (uint64, error) {
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
-	a, err := w.ask("copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces})
+	a, err := w.ask("copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces, Shared: shared})
 	return a.Bytes, err
 }
 
 // scan returns those of the spans that hold so much memory, and begins to make room for it in a directory.
-func (w *Worker) scan(pid int, spans []span, least uint64, dir string) ([]span, error) {
-	a, err := w.ask("look for memory", order{Op: opScan, PID: pid, Spans: spans, Least: least, Path: dir})
+func (w *Worker) scan(from source, spans []span, least uint64, dir string) ([]span, error) {
+	a, err := w.ask("look for memory", order{Op: opScan, PID: from.pid, Shared: from.shared, Inode: from.inode, Spans: spans, Least: least, Path: dir})
 	return a.Spans, err
 }
 
 // merge puts what scan has found into the images in a directory.
-func (w *Worker) merge(pid, number int, dir string, digest bool) (answer, error) {
-	return w.ask("copy into CRIU's images", order{Op: opMerge, PID: pid, Number: number, Path: dir, Digest: digest})
+func (w *Worker) merge(from source, number int, dir string, digest bool) (answer, error) {
+	return w.ask("copy into CRIU's images", order{Op: opMerge, PID: from.pid, Number: number, Shared: from.shared, Inode: from.inode, Path: dir, Digest: digest})
 }
 
 func (d *dumper) do(o order) (a answer, err error) {
 	switch o.Op {
 	case opFill:
-		a.Bytes, err = fill(o.PID, o.Path, o.Pieces)
+		may := isPlain
+		if o.Shared {
+			may = (*proc.Mapping).IsSegment
+		}
+		a.Bytes, err = fill(o.PID, o.Path, o.Pieces, may)
 	case opScan:
-		if a.Spans, err = d.scan(o.PID, o.Spans, o.Least); err == nil {
-			d.makeRoom(o.PID, o.Path)
+		if a.Spans, err = d.scan(o.source(), o.Spans, o.Least); err == nil {
+			d.makeRoom(o.source(), o.Path)
 		}
 	case opMerge:
-		a, err = d.merge(o.PID, o.Number, o.Path, o.Digest)
+		a, err = d.merge(o.source(), o.Number, o.Path, o.Digest)
 	default:
 		err = fmt.Errorf("unknown order %q", o.Op)
 	}
@@ -117,6 +125,9 @@ func (d *dumper) do(o order) (a answer, err error) {
 func (o *order) Check() error {
 	if o.PID <= 0 {
 		return fmt.Errorf("order: %d is no process", o.PID)
+	}
+	if o.Shared && o.Op == opScan && len(o.Spans) != 1 {
+		return fmt.Errorf("order: a segment at %d places", len(o.Spans))
 	}
 	for _, p := range o.Pieces {
 		if p.Bytes == 0 || (p.Start|p.Bytes|p.Offset)%pageBytes != 0 {

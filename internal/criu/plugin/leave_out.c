@@ -4,10 +4,12 @@
 // Memory that CRIU leaves out of a dump. For a dump the shim has this library loaded into CRIU before
 // any other (LD_PRELOAD), and names a file with ranges of addresses in GPUCKPT_LEFT_OUT. CRIU asks the
 // kernel which pages a process has, by the file pagemap of /proc/PID, and is answered here: none in
-// these ranges. CRIU then dumps the mappings without what is in them, which the shim does itself.
+// these ranges. It asks for those of shared memory by lseek(2), and is answered: none in these files.
+// CRIU then dumps the mappings without what is in them, which the shim does itself.
 // Nothing is changed in the process. A CRIU that asks in another way dumps all, and the shim sees that.
 //
-// The file has lines of a process's id and the first and the last address plus one, in hexadecimal.
+// The file has lines of a process's id and the first and the last address plus one, in hexadecimal; or
+// of 0 and the device and the inode of shared memory.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/ioctl.h>
@@ -16,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
@@ -26,7 +29,7 @@ enum { PAGE = 4096, ENTRY = 8 };
 
 struct range {
 	int pid;
-	uint64_t start, end;
+	uint64_t start, end; // of pid 0 device and inode
 };
 
 static struct range *ranges; // of each process ascending
@@ -158,3 +161,17 @@ EXPORTED ssize_t __pread64_chk(int fd, void *buf, size_t bytes, off_t offset, si
 {
 	return bytes > room ? (errno = EFAULT, -1) : read_at(fd, buf, bytes, offset);
 }
+
+static off_t seek(int fd, off_t offset, int whence)
+{
+	struct stat st;
+
+	if (whence == SEEK_DATA && range_count && !fstat(fd, &st))
+		for (size_t i = 0; i < range_count; i++)
+			if (!ranges[i].pid && ranges[i].start == st.st_dev && ranges[i].end == st.st_ino)
+				return errno = ENXIO, -1;
+	return syscall(SYS_lseek, fd, offset, whence);
+}
+
+EXPORTED off_t lseek(int fd, off_t offset, int whence) { return seek(fd, offset, whence); }
+EXPORTED off_t lseek64(int fd, off_t offset, int whence) { return seek(fd, offset, whence); }

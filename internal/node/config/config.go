@@ -141,8 +141,8 @@ type Debug struct {
 	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
 	// leaves the copying to the driver. Fewer processors have fewer.
 	CopyThreads int `toml:"copy_threads"`
-	// HostMemory is how much memory of its own, in bytes, a mapping holds that is copied past CRIU; 0
-	// leaves all to CRIU.
+	// HostMemory is how much memory, in bytes, a mapping holds, or all shared memory does, that is copied
+	// past CRIU; 0 leaves all to CRIU.
 	HostMemory int64 `toml:"host_memory"`
 }
 

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Looks at 16 pages of its own as CRIU does, in both ways, and prints how many it finds in each.
+// Looks at 16 pages of its own as CRIU does, in both ways, and prints how many it finds in each; or for the
+// data of a file, and prints where they begin.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -22,8 +23,12 @@ struct scan {
 	uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 
-int main(void)
+int main(int argc, char **argv)
 {
+	if (argc > 1) {
+		off_t at = lseek(open(argv[1], O_RDONLY), 0, SEEK_DATA);
+		return at < 0 ? puts("none") < 0 : printf("%ld\n", (long)at) < 0;
+	}
 	char *at = mmap((void *)0x100000000000, PAGES * PAGE, PROT_READ | PROT_WRITE,
 			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (at == MAP_FAILED)
