@@ -8,6 +8,7 @@
 // and each takes the next pages while another frees the last. It is refused before the kill, and there
 // is nothing left to do some microseconds after it. So Help's threads ask again and again from before
 // the kill on.
+// Shared memory it leaves out: that is kept beyond the end, and freed then (shared.go).
 package reaper
 
 import (
@@ -52,8 +53,9 @@ func begin(pids func() ([]int, error)) (over func() (helped, of int)) {
 			}
 		}
 	}
+	let := hold(all)
 	if len(fds) == 0 {
-		return func() (int, int) { return 0, 0 }
+		return func() (int, int) { let(); return 0, 0 }
 	}
 	back := host.AllProcessors()
 	var stop atomic.Bool
@@ -71,6 +73,7 @@ func begin(pids func() ([]int, error)) (over func() (helped, of int)) {
 		}
 	}
 	return func() (int, int) {
+		let()
 		stop.Store(true)
 		for range len(fds) * threads {
 			<-left

@@ -11,16 +11,21 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// hasMemory makes the test's executable a program with much memory.
+// hasMemory makes the test's executable a program with much memory, private or shared.
 const hasMemory = "GPUCKPT_TEST_MEMORY"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(hasMemory) != "" {
-		if _, err := unix.Mmap(-1, 0, least+32<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE); err != nil {
+	if kind := os.Getenv(hasMemory); kind != "" {
+		flags := unix.MAP_ANONYMOUS | unix.MAP_POPULATE | unix.MAP_PRIVATE
+		if kind == "shared" {
+			flags ^= unix.MAP_PRIVATE | unix.MAP_SHARED
+		}
+		if _, err := unix.Mmap(-1, 0, least+32<<20, unix.PROT_READ|unix.PROT_WRITE, flags); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -32,10 +37,10 @@ func TestMain(m *testing.M) {
 }
 
 // program starts such a program.
-func program(t *testing.T) *exec.Cmd {
+func program(t *testing.T, kind string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{hasMemory + "=1"}
+	cmd.Env = []string{hasMemory + "=" + kind}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -65,7 +70,7 @@ func TestHelp(t *testing.T) {
 		t.Skip("the kernel has no process_mrelease")
 	}
 	for try := 1; ; try++ {
-		cmd := program(t)
+		cmd := program(t, "private")
 		over := begin(func() ([]int, error) { return []int{cmd.Process.Pid}, nil })
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatal(err)
@@ -86,7 +91,7 @@ func TestHelp(t *testing.T) {
 
 // Who is not killed keeps its memory, and who has little is left to the kernel.
 func TestHelpNobody(t *testing.T) {
-	cmd := program(t)
+	cmd := program(t, "private")
 	if n, of := begin(func() ([]int, error) { return []int{cmd.Process.Pid, os.Getpid()}, nil })(); n != 0 || of != 1 {
 		t.Errorf("%d threads have freed memory of %d processes that live, want none of one", n, of)
 	}
@@ -94,4 +99,39 @@ func TestHelpNobody(t *testing.T) {
 		t.Error(err)
 	}
 	Help(t.Context(), func() ([]int, error) { return nil, errors.New("no cgroup") })()
+}
+
+// Shared memory of a process that is killed is freed when the process has ended, and not later.
+func TestSharedIsFreedAfterTheEnd(t *testing.T) {
+	cmd := program(t, "shared")
+	before := held(t)
+	over := begin(func() ([]int, error) { return []int{cmd.Process.Pid, cmd.Process.Pid}, nil })
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // killed
+	if now := held(t); now != before+1 {
+		t.Errorf("of the process that has ended %d segments are kept, want one", now-before)
+	}
+	over()
+	for end := time.Now().Add(time.Minute); held(t) != before; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("its memory is kept for a minute")
+		}
+	}
+}
+
+// held returns how many segments of shared memory this process has open.
+func held(t *testing.T) (n int) {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if name, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && name == "/dev/zero (deleted)" {
+			n++
+		}
+	}
+	return n
 }
