@@ -10,12 +10,14 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/cgroups/v3"
@@ -39,8 +41,8 @@ const freezePause = 20 * time.Millisecond
 
 // Cgroup is the cgroup of a container, of either version.
 type Cgroup struct {
-	v1 cgroup1.Cgroup   // nil on a host with unified cgroups
-	v2 *cgroup2.Manager // nil on others
+	v1 func() (cgroup1.Cgroup, error) // nil on a host with unified cgroups; reads all mounts once for each controller
+	v2 *cgroup2.Manager               // nil on others
 	// dir is the directory of the cgroup, in version 1 that of the freezer.
 	dir string
 }
@@ -79,16 +81,32 @@ func cgroupOf(pid int) (*Cgroup, error) {
 		}
 		return &Cgroup{v2: cg, dir: filepath.Join(unifiedRoot, path)}, nil
 	}
-	cg, err := cgroup1.Load(cgroup1.PidPath(pid))
+	path, err := proc.CgroupPath(pid, string(cgroup1.Freezer))
 	if err != nil {
-		return nil, fmt.Errorf("load the cgroup of process %d: %w", pid, err)
+		return nil, err
 	}
-	freezer, err := cgroup1.PidPath(pid)(cgroup1.Freezer)
+	top, err := freezerRoot()
+	if err != nil {
+		return nil, err
+	}
+	below, err := filepath.Rel(top, path)
 	if err != nil {
 		return nil, fmt.Errorf("find the freezer of process %d: %w", pid, err)
 	}
-	return &Cgroup{v1: cg, dir: filepath.Join(unifiedRoot, "freezer", freezer)}, nil
+	load := func() (cgroup1.Cgroup, error) { return cgroup1.Load(cgroup1.PidPath(pid)) }
+	return &Cgroup{v1: sync.OnceValues(load), dir: filepath.Join(root(false), below)}, nil
 }
+
+// freezerRoot returns what of the hierarchy of version 1's freezer is mounted. It does not change.
+var freezerRoot = sync.OnceValues(func() (string, error) {
+	mounts, err := CgroupMounts()
+	for _, m := range mounts {
+		if slices.Contains(m.Subsystems, string(cgroup1.Freezer)) {
+			return m.Root, nil
+		}
+	}
+	return "", cmp.Or(err, errors.New("the freezer of cgroups is not mounted"))
+})
 
 // Dir returns the directory of the cgroup, in version 1 that of the freezer.
 func (c *Cgroup) Dir() string { return c.dir }
@@ -117,7 +135,10 @@ func (c *Cgroup) Metrics() (metrics any, err error) {
 	if c.Unified() {
 		metrics, err = c.v2.Stat()
 	} else {
-		metrics, err = c.v1.Stat(cgroup1.IgnoreNotExist)
+		var cg cgroup1.Cgroup
+		if cg, err = c.v1(); err == nil {
+			metrics, err = cg.Stat(cgroup1.IgnoreNotExist)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the cgroup's statistics: %w", err)

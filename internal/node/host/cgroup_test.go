@@ -183,6 +183,18 @@ func TestCgroupOfEnded(t *testing.T) {
 	}
 }
 
+// Who asks for a cgroup, as each step of an operation does, has not all mounts of the node read: on a
+// node with many that took a tenth of a plain container's checkpoint.
+func TestCgroupOfIsCheap(t *testing.T) {
+	if n := testing.AllocsPerRun(10, func() {
+		if _, err := cgroupOf(os.Getpid()); err != nil {
+			t.Fatal(err)
+		}
+	}); n > 60 {
+		t.Errorf("it takes %v allocations", n)
+	}
+}
+
 // A cgroup goes with those in it, if nobody is there; and none that is not a container's.
 func TestRemoveCgroup(t *testing.T) {
 	root := unifiedRoot

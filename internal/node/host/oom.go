@@ -37,9 +37,13 @@ func NewOOMWatch(ctx context.Context, publisher events.Publisher) *OOMWatch {
 func (o *OOMWatch) Add(id string, cg *Cgroup) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	open, handle := oomv1.New, any(cg.v1)
-	if cg.Unified() {
-		open, handle = oomv2.New, cg.v2
+	open, handle := oomv2.New, any(cg.v2)
+	if !cg.Unified() {
+		v1, err := cg.v1()
+		if err != nil {
+			return fmt.Errorf("watch for OOM events: %w", err)
+		}
+		open, handle = oomv1.New, v1
 	}
 	if o.watcher == nil {
 		w, err := open(o.publisher)

@@ -149,9 +149,9 @@ func Work(pid int) (count uint64, err error) {
 
 // Children returns the children of all threads of a process.
 func Children(pid int) (pids []int) {
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, file := range files {
-		text, _ := os.ReadFile(file) // a thread that has ended has none
+	tids, _ := Threads(pid)
+	for _, tid := range tids {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, tid)) // a thread that has ended has none
 		for word := range strings.FieldsSeq(string(text)) {
 			if child, err := strconv.Atoi(word); err == nil {
 				pids = append(pids, child)
