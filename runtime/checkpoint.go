@@ -45,10 +45,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/execs"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hostmemory"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hung"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/names"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/openfiles"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/reaper"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/scheduling"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/told"
 )
 
 // Checkpoint dumps the container into r.Path. A container without CUDA goes
@@ -99,6 +102,11 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	}
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
+	}
+	if c.pid > 0 {
+		if err := hung.Refuse(c.pid); err != nil {
+			return err
+		}
 	}
 	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "checkpoint", Container: c.id}, read)
 	if err != nil {
@@ -512,16 +520,33 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err != nil {
 		return back(err)
 	}
+	tell, err := c.look()
+	if err != nil {
+		return back(err)
+	}
 	memory.Begin()
+	with, err := tell.Environment(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)))
+	if err != nil {
+		return back(err)
+	}
 	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
-	err = s.runcDump(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)), c, images, opts)
+	err = s.runcDump(with, c, images, opts)
 	if err = watch.Stop(err); err != nil {
 		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
 	}
 	if err := locks.Complete(criu.Open(images).Set); err != nil {
 		return err
 	}
+	if err := tell.Complete(images, criu.Open(images).Set); err != nil {
+		return err
+	}
+	if n := len(tell.Closed); n > 0 {
+		log.G(ctx).WithField("connections", tell.Closed[:min(n, 16)]).Infof("%d Unix sockets come back closed: their other ends are outside of the container", n)
+	}
 	if err := memory.Complete(); err != nil {
+		return err
+	}
+	if err := openfiles.Save(images, criu.Open(images).Set, c.pid, c.pids); err != nil {
 		return err
 	}
 	return scheduling.Save(images, c.pids)
@@ -533,6 +558,14 @@ func (c *container) locks() (filelocks.Found, error) {
 		return nil, nil
 	}
 	return filelocks.Find(c.pid, c.pids)
+}
+
+// look finds what CRIU is told otherwise.
+func (c *container) look() (*told.Told, error) {
+	if c.pid == 0 {
+		return new(told.Told), nil
+	}
+	return told.Look(c.pid, c.pids)
 }
 
 func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {

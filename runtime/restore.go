@@ -30,7 +30,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/charged"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/inspect"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/openfiles"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/scheduling"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/told"
 )
 
 // Start starts a container or an exec'd process, or restores a container that was created from a
@@ -69,6 +71,8 @@ type restoring struct {
 	turn    *quota.Memory
 	from    *guard.Copied
 	threads scheduling.Threads
+	sockets openfiles.Sockets
+	watches told.Watches
 	gate    *criu.Gate
 	watch   *criu.Watch
 	within  time.Duration // that CRIU may take, from since on
@@ -149,11 +153,18 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	dumped := k.c.restore.images()
-	if k.threads, err = scheduling.Read(criu.Open(dumped).Set); err != nil {
+	dir := k.c.restore.images()
+	dumped := criu.Open(dir).Set
+	if k.threads, err = scheduling.Read(dumped); err != nil {
 		return 0, err
 	}
-	if k.from, err = guard.Copy(ctx, dumped, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
+	if k.sockets, err = openfiles.Read(dumped); err != nil {
+		return 0, err
+	}
+	if k.watches, err = told.ReadWatches(dumped); err != nil {
+		return 0, err
+	}
+	if k.from, err = guard.Copy(ctx, dir, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
 		return 0, err
 	}
 	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
@@ -223,13 +234,20 @@ func (k *restoring) awaitRunc() error {
 }
 
 // inspect compares what CRIU has restored, and holds, with the spec, and then gives the processes what
-// CRIU does not: how their threads are scheduled, and file locks, which they take themselves.
+// CRIU does not: how their threads are scheduled, and options of sockets and file locks, which they set and
+// take themselves.
 func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 	if err := inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate); err != nil {
 		return 0, err
 	}
-	if err := k.threads.Restore(k.c.pids); err != nil {
-		log.G(ctx).WithError(err).Warn("threads are not scheduled as they were")
+	if err := k.threads.Restore(k.c.pids, k.gate); err != nil {
+		log.G(ctx).WithError(err).Warn("threads do not run as they did")
+	}
+	if err := k.sockets.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
+		log.G(ctx).WithError(err).Warn("sockets are not as they were")
+	}
+	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
+		return 0, err
 	}
 	return 0, k.from.Locks.Restore(k.c.pid, k.c.pids, k.gate)
 }

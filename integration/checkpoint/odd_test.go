@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -14,8 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -140,20 +139,9 @@ func TestLogIsGone(t *testing.T) {
 // What CRIU refuses is refused in the user's words, with what to do, and the program runs on.
 func TestReasons(t *testing.T) {
 	results.Add(t)
-	at := volume(t)
-	stream, err := net.Listen("unix", filepath.Join(at[0].Source, "stream"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stream.Close()
-	datagrams, err := net.ListenPacket("unixgram", filepath.Join(at[0].Source, "datagrams"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer datagrams.Close()
+	admin := []string{"--cap-add", "CAP_SYS_ADMIN"}
 	for _, test := range []struct {
 		state, file, says string
-		mounts            []specs.Mount
 		flags             []string
 		machine           string // what a machine may lack, if the program says so
 	}{
@@ -165,18 +153,24 @@ func TestReasons(t *testing.T) {
 		{state: "userfaultfd", says: "handles its own page faults", machine: "userfaultfd"},
 		{state: "vsock", says: "vsock (40)", machine: "socket"},
 		{state: "path-of-socket", file: "/socket", says: "the name of a Unix socket open"},
-		{state: "host-stream", file: "/volume/stream", mounts: at, says: "a program outside of the container"},
-		{state: "host-datagrams", file: "/volume/datagrams", mounts: at, says: "a program outside of the container"},
-		{state: "watch-removed", file: "/gone", says: "a file that has no name any more"},
-		{state: "first-thread-timer", says: "SIGEV_THREAD_ID"},
-		{state: "ended-thread-timer", says: "SIGEV_THREAD_ID"},
-		{state: "others-epoll", says: "take the file out of the epoll"},
+		{state: "watch-removed", file: "/gone", says: "a file that was removed"},
+		{state: "watch-proc", says: "one of /proc or /sys"},
+		{state: "thread-pidfd", says: "a pidfd of a thread", machine: "pidfd_open"},
+		{state: "huge-memfd", says: "MFD_HUGETLB", machine: "memfd_create"},
+		{state: "sent-too-early", file: "/early", says: "before its connection was accepted"},
+		{state: "left-too-early", file: "/early", says: "before its connection was accepted"},
+		{state: "pending-trap", says: "blocks SIGTRAP"},
+		{state: "raw-socket", says: "no raw socket"},
+		{state: "own-network", says: "in a namespace of its own", flags: admin},
+		{state: "own-time", says: "in a namespace of its own", flags: admin},
+		{state: "covered-directory", file: "/covered", says: "a mount covers a file", flags: admin},
+		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
-		{state: "user-namespace", says: "in a user namespace of its own", flags: []string{"--cap-add", "CAP_SYS_ADMIN"}},
+		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
 		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
 	} {
 		t.Run(test.state, func(t *testing.T) {
-			k := odd(t, harness.RunSpec{Mounts: test.mounts, CtrFlags: test.flags}, test.state, test.file)
+			k := odd(t, harness.RunSpec{CtrFlags: test.flags}, test.state, test.file)
 			got, err := k.Ask(t.Context(), "same?")
 			if err != nil && test.machine != "" && strings.Contains(k.Logs(), test.machine) {
 				t.Skipf("this machine has no %s: %s", test.machine, k.Logs())
@@ -223,6 +217,84 @@ func TestScheduling(t *testing.T) {
 	}
 }
 
+// What CRIU leaves out, and gpuckpt brings back.
+func TestBroughtBack(t *testing.T) {
+	results.Add(t)
+	for _, state := range []string{"semaphore", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll"} {
+		t.Run(state, func(t *testing.T) {
+			k := odd(t, harness.RunSpec{}, state, "/odd")
+			if got := answer(t, k); got != "same" {
+				t.Fatalf("before: %s\n%s", got, k.Logs())
+			}
+			for _, tag := range []string{"1", "2"} { // also of one that was restored
+				ref := takeCheckpoint(t, shared, k, tag)
+				k.MustRemove(t)
+				k = restore(t, shared, k.ID, ref, k.Port)
+				if got := answer(t, k); got != "same" {
+					t.Errorf("restored: %q\n%s", got, shared.LogTail(3000))
+				}
+			}
+		})
+	}
+}
+
+// Connections to programs of the host by Unix sockets come back closed, whoever has made them. The
+// program that is left running keeps them.
+func TestOutside(t *testing.T) {
+	results.Add(t)
+	for state, says := range map[string]string{
+		"host-stream": "closed", "host-packets": "closed", "host-datagrams": "closed", "host-client": "closed behind what was sent",
+	} {
+		t.Run(state, func(t *testing.T) {
+			spec := harness.RunSpec{Mounts: volume(t)}
+			at := filepath.Join(spec.Mounts[0].Source, "s")
+			var err error
+			var end io.Closer
+			switch state {
+			case "host-stream":
+				var l net.Listener
+				if l, err = net.Listen("unix", at); err == nil {
+					go l.Accept() // the connection to the other one is not accepted
+				}
+				end = l
+			case "host-packets":
+				end, err = net.Listen("unixpacket", at)
+			case "host-datagrams":
+				end, err = net.ListenPacket("unixgram", at)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := odd(t, spec, state, "/volume/s")
+			if state == "host-client" {
+				harness.Within(t, "it listens", func() bool { end, err = net.Dial("unix", at); return err == nil })
+			}
+			defer end.Close()
+			if got := answer(t, k); got != "same" {
+				t.Fatalf("before: %s", got)
+			}
+			if state == "host-client" {
+				if _, err := end.(net.Conn).Write([]byte("hello")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ref := takeCheckpoint(t, shared, k, "1")
+			if state != "host-client" {
+				if got := answer(t, k); got != "same" {
+					t.Errorf("the program that is left running says %s", got)
+				}
+			}
+			if log := shared.LogTail(100_000); !strings.Contains(log, "come back closed") || !strings.Contains(log, "gpuwork) to ") {
+				t.Errorf("the log does not say so: %s", log)
+			}
+			k.MustRemove(t)
+			if got := answer(t, restore(t, shared, k.ID, ref, k.Port)); got != says {
+				t.Errorf("restored: %q, want %q", got, says)
+			}
+		})
+	}
+}
+
 // What comes back different is what docs/limits.md says, no more and no less.
 func TestDifferent(t *testing.T) {
 	results.Add(t)
@@ -236,11 +308,6 @@ func TestDifferent(t *testing.T) {
 	for _, test := range []struct{ state, says, row string }{
 		{"memory-policy", "the default", "| memory policy (`set_mempolicy`, numactl) | the default |"},
 		{"lock-future", "new memory is not locked", "| `mlockall(MCL_FUTURE)` | what is locked stays so, new memory is not locked |"},
-		{"personality", "the default", "| personality (setarch) | the default |"},
-		{"merging", "off", "| memory that KSM merges (`PR_SET_MEMORY_MERGE`) | off |"},
-		{"semaphore", "a read took all", "| `EFD_SEMAPHORE` | a read takes the whole count |"},
-		{"multicast", "the defaults", "| multicast groups and options of a socket | none, and the defaults |"},
-		{"tcp-options", "the defaults", "| `TCP_USER_TIMEOUT`, `TCP_CONGESTION`, `TCP_DEFER_ACCEPT` | the defaults |"},
 		{"queued-udp", "lost", "| UDP datagrams that no program has read | lost, as in a network |"},
 		{"queued-sender", "without a sender", "| sender of a Unix datagram that no program has read | none |"},
 		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [secure.md](secure.md#landlock) |"},

@@ -25,6 +25,7 @@
 #include <sys/inotify.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -198,6 +199,190 @@ static const char *semaphore_same(void)
 	return n == 1 ? "same" : "a read took all";
 }
 
+static void set_personality(void) { must(personality(ADDR_NO_RANDOMIZE)); }
+static const char *personality_same(void) { return personality(0xffffffff) == ADDR_NO_RANDOMIZE ? "same" : "the default"; }
+
+static void merging(void) { must(prctl(67 /* PR_SET_MEMORY_MERGE */, 1, 0, 0, 0)); }
+static const char *merging_same(void) { return prctl(68, 0, 0, 0, 0) == 1 ? "same" : "off"; }
+
+static int value_of(int fd, int level, int option)
+{
+	int value = -1;
+	socklen_t n = sizeof value;
+	must(getsockopt(fd, level, option, &value, &n));
+	return value;
+}
+
+static void set_value(int fd, int level, int option, int value) { must(setsockopt(fd, level, option, &value, sizeof value)); }
+
+// Whether a socket is in a group of IPv4, and one of IPv6: who is can leave it, and join it again.
+static int in_groups(int fd4, int fd6, int join)
+{
+	struct ip_mreq four = {{inet_addr("239.1.2.3")}, {htonl(INADDR_LOOPBACK)}};
+	struct ipv6_mreq six = {.ipv6mr_interface = 1};
+	inet_pton(AF_INET6, "ff12::1234", &six.ipv6mr_multiaddr);
+	return !setsockopt(fd4, IPPROTO_IP, join ? IP_ADD_MEMBERSHIP : IP_DROP_MEMBERSHIP, &four, sizeof four) &&
+	       !setsockopt(fd6, IPPROTO_IPV6, join ? IPV6_JOIN_GROUP : IPV6_LEAVE_GROUP, &six, sizeof six);
+}
+
+static void multicast(void)
+{
+	a = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
+	b = (int)must(socket(AF_INET6, SOCK_DGRAM, 0));
+	must(in_groups(a, b, 1) - 1);
+	set_value(a, IPPROTO_IP, IP_MULTICAST_TTL, 7);
+	set_value(a, IPPROTO_IP, IP_RECVTTL, 1);
+	set_value(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, 9);
+	set_value(b, IPPROTO_IPV6, IPV6_TCLASS, 16);
+}
+
+static const char *multicast_same(void)
+{
+	if (value_of(a, IPPROTO_IP, IP_MULTICAST_TTL) != 7 || value_of(a, IPPROTO_IP, IP_RECVTTL) != 1 ||
+	    value_of(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS) != 9 || value_of(b, IPPROTO_IPV6, IPV6_TCLASS) != 16)
+		return "other options";
+	return in_groups(a, b, 0) && in_groups(a, b, 1) ? "same" : "it is in no group";
+}
+
+// Options of a socket that listens, and of a connection.
+static void tcp_options(void)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t n = sizeof here;
+	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(bind(a, (void *)&here, sizeof here));
+	must(listen(a, 4));
+	set_value(a, IPPROTO_TCP, TCP_USER_TIMEOUT, 4321);
+	set_value(a, IPPROTO_TCP, TCP_NODELAY, 1);
+	must(getsockname(a, (void *)&here, &n));
+	b = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(connect(b, (void *)&here, sizeof here));
+	must(accept(a, NULL, NULL));
+	must(setsockopt(b, IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
+	set_value(b, IPPROTO_TCP, TCP_NOTSENT_LOWAT, 12345);
+	set_value(b, SOL_SOCKET, SO_OOBINLINE, 1);
+}
+
+static const char *tcp_options_same(void)
+{
+	char congestion[16] = "";
+	socklen_t n = sizeof congestion;
+	must(getsockopt(b, IPPROTO_TCP, TCP_CONGESTION, congestion, &n));
+	return value_of(a, IPPROTO_TCP, TCP_USER_TIMEOUT) == 4321 && value_of(a, IPPROTO_TCP, TCP_NODELAY) == 1 && !strcmp(congestion, "reno") &&
+			value_of(b, IPPROTO_TCP, TCP_NOTSENT_LOWAT) == 12345 && value_of(b, SOL_SOCKET, SO_OOBINLINE) == 1
+		? "same"
+		: "other options";
+}
+
+// Another program listens at the path: one of the host's. After a restore the other end has closed.
+static void connect_host(int type)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	on_path(at.sun_path, "");
+	a = (int)must(socket(AF_UNIX, type, 0));
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static void host_stream(void) { connect_host(SOCK_STREAM); }
+static void host_packets(void) { connect_host(SOCK_SEQPACKET); }
+static void host_datagrams(void) { connect_host(SOCK_DGRAM); }
+
+// One of the host's programs connects to the path.
+static void host_client(void)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	on_path(at.sun_path, "");
+	b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(bind(b, (void *)&at, sizeof at));
+	must(listen(b, 4));
+}
+
+static const char *host_same(void)
+{
+	char text[16];
+	if (b && !a) // it has come by now
+		a = (int)must(accept(b, NULL, NULL));
+	ssize_t n = recv(a, text, sizeof text, MSG_DONTWAIT);
+	if (n < 0 && errno == EAGAIN)
+		return send(a, "x", 1, MSG_NOSIGNAL) == 1 ? "same" : "it cannot send";
+	if (n > 0) {
+		n = recv(a, text + n, sizeof text - (size_t)n, MSG_DONTWAIT);
+		return n == 0 ? "closed behind what was sent" : "it is not closed";
+	}
+	return n == 0 && send(a, "x", 1, MSG_NOSIGNAL) < 0 && errno == EPIPE ? "closed" : "it is not closed";
+}
+
+static const char *datagrams_same(void)
+{
+	if (send(a, "x", 1, MSG_NOSIGNAL) == 1)
+		return "same";
+	return errno == ENOTCONN ? "closed" : strerror(errno);
+}
+
+static volatile sig_atomic_t fired, wrong;
+static timer_t timer;
+
+static void on_timer(int signal)
+{
+	(void)signal;
+	fired = 1;
+	wrong |= gettid() != getpid();
+}
+
+static void timer_of(pid_t thread)
+{
+	struct sigevent e = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN};
+	struct itimerspec often = {{0, 10000000}, {0, 10000000}};
+	e._sigev_un._tid = thread;
+	must(timer_create(CLOCK_MONOTONIC, &e, &timer));
+	must(timer_settime(timer, 0, &often, NULL));
+}
+
+static void *wait_too(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+// A timer signals the first thread, and no other one.
+static void first_thread_timer(void)
+{
+	struct sigaction act = {.sa_handler = on_timer, .sa_flags = SA_RESTART};
+	pthread_t t;
+	must(sigaction(SIGRTMIN, &act, NULL));
+	timer_of(gettid());
+	must(pthread_create(&t, NULL, wait_too, NULL));
+}
+
+static const char *first_thread_same(void)
+{
+	fired = 0;
+	for (int i = 0; i < 100 && !fired; i++)
+		usleep(10000);
+	return fired && !wrong ? "same" : "another thread's, or none";
+}
+
+static void *make_timer(void *unused)
+{
+	timer_of(gettid());
+	return unused;
+}
+
+static void ended_thread_timer(void)
+{
+	pthread_t t;
+	signal(SIGRTMIN, SIG_IGN);
+	must(pthread_create(&t, NULL, make_timer, NULL));
+	must(pthread_join(t, NULL));
+}
+
+static const char *ended_thread_same(void)
+{
+	struct itimerspec now;
+	return timer_gettime(timer, &now) || !now.it_interval.tv_nsec ? "there is none" : "same";
+}
+
 // What comes back different: one state a line of the table in docs/limits.md.
 static void memory_policy(void)
 {
@@ -229,45 +414,6 @@ static const char *lock_future_same(void)
 	}
 	fclose(f);
 	return locked >= 1024 ? "same" : "new memory is not locked";
-}
-
-static void set_personality(void) { must(personality(ADDR_NO_RANDOMIZE)); }
-static const char *personality_same(void) { return personality(0xffffffff) == ADDR_NO_RANDOMIZE ? "same" : "the default"; }
-
-static void merging(void) { must(prctl(67 /* PR_SET_MEMORY_MERGE */, 1, 0, 0, 0)); }
-static const char *merging_same(void) { return prctl(68, 0, 0, 0, 0) == 1 ? "same" : "off"; }
-
-static void multicast(void)
-{
-	struct ip_mreq group = {{inet_addr("239.1.2.3")}, {htonl(INADDR_LOOPBACK)}};
-	int ttl = 7;
-	a = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
-	must(setsockopt(a, IPPROTO_IP, IP_ADD_MEMBERSHIP, &group, sizeof group));
-	must(setsockopt(a, IPPROTO_IP, IP_MULTICAST_TTL, &ttl, sizeof ttl));
-}
-
-static const char *multicast_same(void)
-{
-	int ttl = 0;
-	socklen_t n = sizeof ttl;
-	must(getsockopt(a, IPPROTO_IP, IP_MULTICAST_TTL, &ttl, &n));
-	return ttl == 7 ? "same" : "the defaults";
-}
-
-static void tcp_options(void)
-{
-	int timeout = 4321;
-	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
-	must(listen(a, 4));
-	must(setsockopt(a, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout));
-}
-
-static const char *tcp_options_same(void)
-{
-	int timeout = 0;
-	socklen_t n = sizeof timeout;
-	must(getsockopt(a, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, &n));
-	return timeout == 4321 ? "same" : "the defaults";
 }
 
 static void queued_udp(void)
@@ -396,21 +542,6 @@ static void path_of_socket(void)
 	must(open(path, O_PATH));
 }
 
-// Another program listens at the path: one of the host's.
-static void host_stream(void)
-{
-	struct sockaddr_un at = {.sun_family = AF_UNIX};
-	on_path(at.sun_path, "");
-	must(connect((int)must(socket(AF_UNIX, SOCK_STREAM, 0)), (void *)&at, sizeof at));
-}
-
-static void host_datagrams(void)
-{
-	struct sockaddr_un at = {.sun_family = AF_UNIX};
-	on_path(at.sun_path, "");
-	must(connect((int)must(socket(AF_UNIX, SOCK_DGRAM, 0)), (void *)&at, sizeof at));
-}
-
 static void watch_removed(void)
 {
 	a = (int)must(inotify_init());
@@ -419,39 +550,104 @@ static void watch_removed(void)
 	must(unlink(path));
 }
 
-static void timer_of(pid_t thread)
+static void watch_proc(void)
 {
-	struct sigevent e = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGWINCH};
-	timer_t t;
-	e._sigev_un._tid = thread;
-	must(timer_create(CLOCK_MONOTONIC, &e, &t));
+	a = (int)must(inotify_init());
+	must(inotify_add_watch(a, "/proc/self", IN_MODIFY));
 }
 
-static void first_thread_timer(void) { timer_of(gettid()); }
+static void thread_pidfd(void) { must(syscall(SYS_pidfd_open, gettid(), O_EXCL)); }
+static void huge_memfd(void) { must(ftruncate((int)must(memfd_create("odd", MFD_HUGETLB)), 2 << 20)); }
 
-static void *make_timer(void *unused)
+static void too_early(void)
 {
-	timer_of(gettid());
-	return unused;
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	on_path(at.sun_path, "");
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(bind(a, (void *)&at, sizeof at));
+	must(listen(a, 4));
+	b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(connect(b, (void *)&at, sizeof at));
 }
 
-static void ended_thread_timer(void)
+static void sent_too_early(void)
 {
-	pthread_t t;
-	must(pthread_create(&t, NULL, make_timer, NULL));
-	must(pthread_join(t, NULL));
+	too_early();
+	must(write(b, "x", 1));
 }
 
+static void left_too_early(void)
+{
+	too_early();
+	close(b);
+}
+
+static void pending_trap(void)
+{
+	sigset_t trap;
+	sigemptyset(&trap);
+	sigaddset(&trap, SIGTRAP);
+	must(sigprocmask(SIG_BLOCK, &trap, NULL));
+	must(raise(SIGTRAP));
+}
+
+// One of all protocols that are MPTCP's, which is not MPTCP.
+static void raw_socket(void) { must(socket(AF_INET, SOCK_RAW, IPPROTO_MPTCP)); }
+
+static void child_in(int namespace)
+{
+	if (namespace == CLONE_NEWTIME)
+		must(unshare(namespace)); // for children
+	if (!must(fork())) {
+		if (namespace != CLONE_NEWTIME)
+			must(unshare(namespace));
+		for (;;)
+			pause();
+	}
+	usleep(100000);
+}
+
+static void own_network(void) { child_in(CLONE_NEWNET); }
+static void own_time(void) { child_in(CLONE_NEWTIME); }
+
+static void covered_directory(void)
+{
+	char file[4096];
+	on_path(file, "/file");
+	must(mkdir(path, 0755));
+	a = make_file(file, O_RDONLY);
+	must(mount("none", path, "tmpfs", 0, NULL));
+}
+
+static void covered_file(void)
+{
+	char other[4096];
+	on_path(other, ".other");
+	a = make_file(path, O_RDONLY);
+	close(make_file(other, O_RDONLY));
+	must(mount(other, path, NULL, MS_BIND, NULL));
+}
+
+// An epoll watches a pipe that its process has closed, and a child has open. Its number is another file's.
 static void others_epoll(void)
 {
-	int p[2], poll = (int)must(epoll_create1(0));
-	struct epoll_event e = {.events = EPOLLIN};
+	int p[2];
+	struct epoll_event e = {.events = EPOLLIN, .data.u64 = 0x123456789abcdef0};
+	a = (int)must(epoll_create1(0));
 	must(pipe(p));
-	must(epoll_ctl(poll, EPOLL_CTL_ADD, p[0], &e));
+	must(epoll_ctl(a, EPOLL_CTL_ADD, p[0], &e));
 	if (!must(fork()))
 		for (;;)
 			pause();
-	close(p[0]); // the child has it
+	must(dup2(p[1], p[0]));
+	b = p[1];
+}
+
+static const char *others_epoll_same(void)
+{
+	struct epoll_event e;
+	must(write(b, "x", 1));
+	return epoll_wait(a, &e, 1, 1000) == 1 && e.events == EPOLLIN && e.data.u64 == 0x123456789abcdef0 ? "same" : "no event";
 }
 
 // Memory of the host's IPC namespace, if the container has that.
@@ -462,15 +658,7 @@ static void system_v(void)
 	must(shmctl(id, IPC_RMID, NULL));
 }
 
-static void user_namespace(void)
-{
-	if (!must(fork())) {
-		must(unshare(CLONE_NEWUSER));
-		for (;;)
-			pause();
-	}
-	usleep(100000);
-}
+static void user_namespace(void) { child_in(CLONE_NEWUSER); }
 
 static void no_descriptors(void)
 {
@@ -508,12 +696,25 @@ static const struct state {
 	{"userfaultfd", faults, NULL},
 	{"vsock", vm_socket, NULL},
 	{"path-of-socket", path_of_socket, NULL},
-	{"host-stream", host_stream, NULL},
-	{"host-datagrams", host_datagrams, NULL},
+	{"host-stream", host_stream, host_same},
+	{"host-packets", host_packets, host_same},
+	{"host-client", host_client, host_same},
+	{"host-datagrams", host_datagrams, datagrams_same},
 	{"watch-removed", watch_removed, NULL},
-	{"first-thread-timer", first_thread_timer, NULL},
-	{"ended-thread-timer", ended_thread_timer, NULL},
-	{"others-epoll", others_epoll, NULL},
+	{"watch-proc", watch_proc, NULL},
+	{"thread-pidfd", thread_pidfd, NULL},
+	{"huge-memfd", huge_memfd, NULL},
+	{"sent-too-early", sent_too_early, NULL},
+	{"left-too-early", left_too_early, NULL},
+	{"pending-trap", pending_trap, NULL},
+	{"raw-socket", raw_socket, NULL},
+	{"own-network", own_network, NULL},
+	{"own-time", own_time, NULL},
+	{"covered-directory", covered_directory, NULL},
+	{"covered-file", covered_file, NULL},
+	{"first-thread-timer", first_thread_timer, first_thread_same},
+	{"ended-thread-timer", ended_thread_timer, ended_thread_same},
+	{"others-epoll", others_epoll, others_epoll_same},
 	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},

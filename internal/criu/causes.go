@@ -48,6 +48,8 @@ var causes = []cause{
 		"a TCP connection is not accepted yet: annotation dev.gpuckpt.criu.skip-in-flight=true leaves it out"},
 	{[]string{"Use link-remap option"},
 		"a file was removed while it is open: remove link-remap = false from [criu.options]"},
+	{[]string{"Can't link remap to", "Invalid cross-device link"}, covered},
+	{[]string{"Open files on overmounted mounts"}, covered},
 	{[]string{"Can't link remap to"},
 		"a file was removed while it is open, and its directory cannot be written: close the file, or make the directory writable"},
 	{[]string{"ghost file", "increase limit"},
@@ -62,6 +64,8 @@ var causes = []cause{
 		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
 	{[]string{"Can't open file", "No such file or directory"},
 		"a file that was open is not there: mount the volume that has it, or restore with the container's changed files"},
+	{[]string{"Can't lookup mount", "/memfd:"},
+		"a program has huge pages of memfd_create (MFD_HUGETLB) that this CRIU cannot dump: close them before the checkpoint"},
 	{[]string{"Can't lookup mount"},
 		"a file of the host is open in the container: send its output through the runtime, and mount by the spec"},
 	{[]string{"doesn't have a proper root mount"},
@@ -88,8 +92,6 @@ var causes = []cause{
 	{[]string{"half of stream unix connection"}, socketOutside},
 	{[]string{"Can't dump that handle"}, watchesNameless},
 	{[]string{"Can't find suitable path for handle"}, watchesNameless},
-	{[]string{"Unable to convert the notify thread id"},
-		"a timer signals the first thread of a process, or one that has ended (SIGEV_THREAD_ID), which CRIU cannot dump: delete the timer before the checkpoint, such as by ending a profiler"},
 	{[]string{"Dump eventpoll"},
 		"an epoll watches a file that its process has closed and another process has open, which CRIU cannot dump: have the program take the file out of the epoll before it closes it"},
 	{[]string{"in victim", "Too many open files"},
@@ -105,9 +107,16 @@ var causes = []cause{
 	{[]string{"SysVIPC shmem map"},
 		"a program has shared memory (shmget) of the host's IPC namespace: give the container an IPC namespace of its own"},
 	{[]string{"Can't dump nested"}, ownNamespace},
+	{[]string{"more than one netns"}, ownNamespace},
 	{[]string{"Nested mount namespaces are not supported"}, ownNamespace},
 	{[]string{"Unaccessible path opened"},
-		"a file was replaced by another one while it is open, and has another name: close it before the checkpoint"},
+		"a file was replaced by another one while it is open, or another one is mounted over it: close it before the checkpoint"},
+	{[]string{"on an in-flight socket"}, notAccepted},
+	{[]string{"closed in-flight socket"}, notAccepted},
+	{[]string{"with a pending SIGTRAP"},
+		"a thread blocks SIGTRAP and has one waiting, which CRIU cannot dump: have it take the signal before the checkpoint"},
+	{[]string{"PIDFD_THREAD"},
+		"a program has a pidfd of a thread (PIDFD_THREAD), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't get 1:39 opt"},
 		"a program has the name of a Unix socket open (O_PATH), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't get rlimit", "Operation not permitted"},
@@ -124,7 +133,9 @@ var causes = []cause{
 
 const (
 	socketOutside   = "a program is connected to a Unix socket of a program outside of the container: close the connection before the checkpoint, such as in a hook"
-	watchesNameless = "a program watches a file that has no name any more (inotify): have it end the watch before the checkpoint"
+	watchesNameless = "a program watches a file that was removed, or one of /proc or /sys (inotify, fanotify): have it end the watch before the checkpoint"
+	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
+	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"
 	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap), which CRIU cannot dump: end it before the checkpoint"
 )
 

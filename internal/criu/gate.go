@@ -178,10 +178,12 @@ func (g *Gate) ask(what string, tid int) error {
 	return nil
 }
 
-// Call has a thread that CRIU holds make a system call, whose error it returns. The thread stands
-// still before and after, as it was.
-func (g *Gate) Call(tid int, nr uint64, a, b, c uint64) error {
-	if err := g.send(fmt.Sprintf("call %d %d %x %x %x", tid, nr, a, b, c)); err != nil {
+// Call has a thread that CRIU holds make a system call of at most six arguments, whose error it
+// returns. The thread stands still before and after, as it was.
+func (g *Gate) Call(tid int, nr uint64, args ...uint64) error {
+	var all [6]uint64
+	copy(all[:], args)
+	if err := g.send(fmt.Sprintf("call %d %d %x %x %x %x %x %x", tid, nr, all[0], all[1], all[2], all[3], all[4], all[5])); err != nil {
 		return err
 	}
 	answer, err := g.receive()

@@ -30,6 +30,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -67,16 +68,10 @@ func (l *Locks) Take(entry proto.Message) (bool, error) {
 	return true, nil
 }
 
-// Gate is where a CRIU holds restored processes: criu.Gate.
-type Gate interface {
-	// Call has a held thread make a system call.
-	Call(tid int, nr uint64, a, b, c uint64) error
-}
-
 // Restore has the processes take their locks. init is the container's first process, pids are all, as
 // this process counts. The error names the lock, its file and who has it now; some of the locks may
 // be taken then.
-func (l Locks) Restore(init int, pids func() ([]int, error), gate Gate) error {
+func (l Locks) Restore(init int, pids func() ([]int, error), gate held.Gate) error {
 	if len(l) == 0 {
 		return nil
 	}
@@ -101,8 +96,8 @@ func (l Locks) Restore(init int, pids func() ([]int, error), gate Gate) error {
 }
 
 // take has a process take one lock.
-func take(pid int, e *filelock.FileLockEntry, gate Gate) error {
-	tid, err := living(pid)
+func take(pid int, e *filelock.FileLockEntry, gate held.Gate) error {
+	tid, err := held.Thread(pid)
 	if err != nil {
 		return err
 	}
@@ -116,7 +111,7 @@ func take(pid int, e *filelock.FileLockEntry, gate Gate) error {
 		if kind == unix.F_WRLCK {
 			how = unix.LOCK_EX | unix.LOCK_NB
 		}
-		return gate.Call(tid, unix.SYS_FLOCK, fd, how, 0)
+		return gate.Call(tid, unix.SYS_FLOCK, fd, how)
 	case lease:
 		return gate.Call(tid, unix.SYS_FCNTL, fd, unix.F_SETLEASE, kind)
 	case posix, ofd:
@@ -128,52 +123,11 @@ func take(pid int, e *filelock.FileLockEntry, gate Gate) error {
 		binary.NativeEndian.PutUint16(data[0:], uint16(kind))
 		binary.NativeEndian.PutUint64(data[8:], uint64(e.GetStart()))
 		binary.NativeEndian.PutUint64(data[16:], uint64(e.GetLen()))
-		return lend(pid, data[:], func(at uint64) error {
+		return held.Lend(pid, data[:], func(at uint64) error {
 			return gate.Call(tid, unix.SYS_FCNTL, fd, command, at)
 		})
 	}
 	return fmt.Errorf("%w: it is of kind %d, which CRIU does not have", images.ErrDamaged, e.GetFlag())
-}
-
-// living returns a thread of a process that can make a call: the first one may have ended.
-func living(pid int) (int, error) {
-	tids, err := proc.Threads(pid)
-	if err != nil {
-		return 0, err
-	}
-	for _, tid := range tids {
-		if status, err := proc.ThreadStatus(pid, tid); err == nil && !status.Ended() {
-			return tid, nil
-		}
-	}
-	return 0, fmt.Errorf("process %d has no thread", pid)
-}
-
-// lend has a process's memory hold data while do is called with its address. The process must
-// stand still.
-func lend(pid int, data []byte, do func(at uint64) error) error {
-	maps, err := proc.Maps(pid, func(m *proc.Mapping) bool { return proc.AllMappings(m) && m.Permissions == "rw-p" })
-	if err != nil {
-		return err
-	}
-	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer mem.Close()
-	was := make([]byte, len(data))
-	for _, m := range maps {
-		if _, err := mem.ReadAt(was, int64(m.Start)); err != nil {
-			continue // a guard page, or beyond the end of a file
-		}
-		if _, err := mem.WriteAt(data, int64(m.Start)); err != nil {
-			continue
-		}
-		err := do(m.Start)
-		_, back := mem.WriteAt(was, int64(m.Start))
-		return errors.Join(err, back)
-	}
-	return fmt.Errorf("process %d has no memory to write to", pid)
 }
 
 // compare refuses processes that have not the locks that the dump lists, or others.

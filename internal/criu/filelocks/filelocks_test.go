@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -48,11 +49,11 @@ func TestMain(m *testing.M) {
 // here is a gate whose held process is this one, which makes the calls; with nothing, none.
 type here struct{ nothing bool }
 
-func (h here) Call(_ int, nr uint64, a, b, c uint64) error {
+func (h here) Call(_ int, nr uint64, args ...uint64) error {
 	if h.nothing {
 		return nil
 	}
-	if _, _, errno := unix.Syscall(uintptr(nr), uintptr(a), uintptr(b), uintptr(c)); errno != 0 {
+	if _, _, errno := unix.Syscall(uintptr(nr), uintptr(args[0]), uintptr(args[1]), uintptr(append(args, 0)[2])); errno != 0 {
 		return errno
 	}
 	return nil
@@ -126,7 +127,7 @@ func TestRestore(t *testing.T) {
 func TestDifference(t *testing.T) {
 	path, fd := file(t)
 	want := Locks{entry(t, posix, unix.F_WRLCK, fd, 10, 10)}
-	says := func(l Locks, gate Gate, texts ...string) {
+	says := func(l Locks, gate held.Gate, texts ...string) {
 		t.Helper()
 		err := l.Restore(os.Getpid(), myself, gate)
 		for _, text := range texts {

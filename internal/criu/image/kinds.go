@@ -44,6 +44,14 @@ import (
 // ThreadsName is a file that package scheduling writes and reads.
 const ThreadsName = "gpuckpt-threads.txt"
 
+// SocketsName is a file that package openfiles writes and reads, WatchesName one of package told. FilesName is that of gpuckpt's CRIU
+// plugin, which openfiles adds to.
+const (
+	SocketsName = "gpuckpt-sockets.txt"
+	WatchesName = "gpuckpt-watches.txt"
+	FilesName   = "gpuckpt-files.txt"
+)
+
 // form is how a file is laid out.
 type form int
 
@@ -123,8 +131,10 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: lent},
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
 		{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
-		{name: regexp.MustCompile(`^gpuckpt-files\.txt$`), form: devices},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(FilesName) + `$`), form: devices},
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(ThreadsName) + `$`), form: leftOut},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(SocketsName) + `$`), form: leftOut},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(WatchesName) + `$`), form: leftOut},
 		{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
 	}
 })

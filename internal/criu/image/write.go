@@ -238,10 +238,11 @@ func readText(of form, f io.Reader) ([]byte, error) {
 // pipe is how runc writes a container's standard stream that is a pipe.
 var pipe = regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`)
 
-// deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device.
-// The plugin opens the container's own devices alone, which it knows from the shim.
+// deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device, or the
+// count of a semaphore (package openfiles). The plugin opens the container's own devices alone, which it
+// knows from the shim.
 var deviceFile = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t/[ -~]{1,254}\n$`)
+	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t(/[ -~]{1,254}|semaphore [0-9]{1,20})\n$`)
 })
 
 // readDescriptors reads what runc notes of a container's three standard streams. runc hands CRIU

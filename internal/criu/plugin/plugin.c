@@ -11,6 +11,8 @@
 //    a restore it opens the device of the same path anew, with the numbers that the new container
 //    has for it. The driver knows nothing of a file that was opened anew: a call by it answers an
 //    error until the library is initialised again.
+//    A line of that file may also have "semaphore COUNT" in the place of a device: an eventfd whose
+//    reads take one (EFD_SEMAPHORE), which CRIU would make one whose reads take all.
 //
 // 2. The gate. After CRIU has restored all processes it holds each of their threads by ptrace, at
 //    the last system call before the program goes on, and calls the plugin for each process. The
@@ -20,7 +22,8 @@
 //
 // 3. The sandbox: for a restore it takes CRIU to a root without the host's files (sandbox.c).
 //
-// leave_out.c is no part of the plugin: it works in a CRIU that the library was loaded into before.
+// leave_out.c and told.c are no part of the plugin: they work in a CRIU that the library was loaded into
+// before.
 //
 // gpuckpt.conf, one entry a line, fields separated by a tab; for those of the sandbox see there:
 //   device PATH MAJOR MINOR     a device of the container; PATH as the container sees it
@@ -30,7 +33,7 @@
 //   plugin: "restored PID"      once; PID is the container's first process
 //   shim:   "free TID"          let the thread run, untraced        plugin: "ok" or "error ..."
 //   shim:   "hold TID"          stop it again                       plugin: "ok" or "error ..."
-//   shim:   "call TID NR A B C" have it make a system call          plugin: "result N" or "error ..."
+//   shim:   "call TID NR A B C D E F"  have it make a system call   plugin: "result N" or "error ..."
 //   shim:   "go"                CRIU lets all threads go            no answer
 // If the connection ends before "go", the plugin kills every process: without its GPU state the
 // program must not run.
@@ -38,6 +41,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -46,6 +50,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -243,6 +248,17 @@ static int open_device(const struct device *d, int flags)
 	return fd;
 }
 
+// make_semaphore makes an eventfd whose reads take one.
+static int make_semaphore(uint64_t count, int flags)
+{
+	int fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | (flags & O_NONBLOCK ? EFD_NONBLOCK : 0));
+	if (fd >= 0 && count && write(fd, &count, sizeof(count)) != sizeof(count)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 // restore_file opens a dumped file's device anew.
 static int restore_file(int id, bool *retry)
 {
@@ -257,9 +273,14 @@ static int restore_file(int id, bool *retry)
 	}
 	char line[512], path[256];
 	int n, flags, fd = -ENOTSUP;
+	uint64_t count;
 	while (fgets(line, sizeof(line), f)) {
 		if (sscanf(line, "%d\t%d\t%255[^\n]", &n, &flags, path) != 3 || n != id)
 			continue;
+		if (sscanf(path, "semaphore %" SCNu64, &count) == 1) {
+			fd = make_semaphore(count, flags);
+			break;
+		}
 		const struct device *d = device_for(path);
 		if (!d) {
 			say(LOG_ERROR, "file %#x is %s, which this container does not have", id, path);
@@ -362,7 +383,7 @@ static int hold_thread(int tid)
 }
 
 // call_in has a thread that CRIU holds make a system call. The thread is as it was before.
-static int call_in(int tid, int nr, const unsigned long arg[3], long *result)
+static int call_in(int tid, int nr, const unsigned long arg[6], long *result)
 {
 	static struct { // of the last thread: compel has no call that lets go of it
 		int tid;
@@ -382,7 +403,7 @@ static int call_in(int tid, int nr, const unsigned long arg[3], long *result)
 	// A SIGSTOP that waits, which nothing can block, comes in between and is gone then.
 	for (int again = 0; again < 2; again++) {
 		siginfo_t stop;
-		if (!compel_syscall(last.ctl, nr, result, arg[0], arg[1], arg[2], 0, 0, 0))
+		if (!compel_syscall(last.ctl, nr, result, arg[0], arg[1], arg[2], arg[3], arg[4], arg[5]))
 			return again && kill(tid, SIGSTOP) ? -errno : 0;
 		if (ptrace(PTRACE_GETSIGINFO, tid, NULL, &stop) || stop.si_signo != SIGSTOP)
 			break;
@@ -403,7 +424,7 @@ static int wait_at_gate(int pid)
 	if (send(s, text, n, MSG_NOSIGNAL) == n) {
 		for (;;) {
 			int tid, nr, err;
-			unsigned long arg[3];
+			unsigned long arg[6];
 			long result = 0;
 			n = recv(s, text, sizeof(text) - 1, 0);
 			if (n < 0 && errno == EINTR)
@@ -419,7 +440,7 @@ static int wait_at_gate(int pid)
 				err = free_thread(tid);
 			else if (sscanf(text, "hold %d", &tid) == 1)
 				err = hold_thread(tid);
-			else if (sscanf(text, "call %d %d %lx %lx %lx", &tid, &nr, &arg[0], &arg[1], &arg[2]) == 5)
+			else if (sscanf(text, "call %d %d %lx %lx %lx %lx %lx %lx", &tid, &nr, &arg[0], &arg[1], &arg[2], &arg[3], &arg[4], &arg[5]) == 8)
 				err = call_in(tid, nr, arg, &result);
 			else
 				err = -EINVAL;

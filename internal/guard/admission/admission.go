@@ -73,7 +73,7 @@ func Check(spec *specs.Spec, d *criu.Dump, host Host) (notes []string, err error
 		}
 	}
 	if len(d.Torn) > 0 && !criuimage.Without("torn") {
-		return nil, fmt.Errorf("a Unix socket (inode %d) is connected to one that no process has (inode %d), because %w, or because its other end is a program outside of the container: try again, or close it before the checkpoint", d.Torn[0].Inode, d.Torn[0].Peer, ErrTorn)
+		return nil, fmt.Errorf("a Unix socket (inode %d) is connected to one that no process has (inode %d), because %w: try again", d.Torn[0].Inode, d.Torn[0].Peer, ErrTorn)
 	}
 	if err := checkCgroups(d.Cgroups); err != nil && !criuimage.Without("cgroups") {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 const (
 	sockDiagByFamily = 20
 	sockDestroy      = 21
-	diagRequest      = 56 // bytes of struct inet_diag_req_v2: 8, then the socket's identity
+	diagRequest      = 56 // bytes of struct inet_diag_req_v2: 8, then the socket's identity; unix_diag_req is smaller
 	diagIdentity     = 48 // bytes of struct inet_diag_sockid, which a message has from byte 4 on
 	diagMessage      = 72 // bytes of struct inet_diag_msg, the last 4 of them the inode
 	// ended are the states in which a connection waits for stray packets: TIME_WAIT and FIN_WAIT2.
@@ -28,16 +28,16 @@ const (
 // error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
 	return inNetwork(namespace, func() error {
-		s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+		s, err := openDiag()
 		if err != nil {
-			return fmt.Errorf("list connections: %w", err)
+			return err
 		}
 		defer unix.Close(s)
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			found, err := endedAt(s, family, ports)
 			for _, identity := range found {
 				if err == nil {
-					err = askDiag(s, sockDestroy, unix.NLM_F_ACK, family, identity, nil)
+					err = askDiag(s, sockDestroy, unix.NLM_F_ACK, tcp(family, identity), nil)
 				}
 				if errors.Is(err, unix.ENOENT) {
 					err = nil // it has gone
@@ -51,9 +51,29 @@ func FreePorts(namespace string, ports map[uint16]bool) error {
 	})
 }
 
+func openDiag() (int, error) {
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return -1, fmt.Errorf("list connections: %w", err)
+	}
+	return s, nil
+}
+
+// tcp returns a request about TCP connections that have ended.
+func tcp(family byte, identity []byte) []byte {
+	request := make([]byte, diagRequest)
+	request[0], request[1] = family, unix.IPPROTO_TCP
+	binary.NativeEndian.PutUint32(request[4:], ended)
+	copy(request[8:], identity)
+	return request
+}
+
 // endedAt returns the identities of the connections of a family that FreePorts ends.
 func endedAt(s int, family byte, ports map[uint16]bool) (found [][]byte, err error) {
-	err = askDiag(s, sockDiagByFamily, unix.NLM_F_DUMP, family, nil, func(m []byte) {
+	err = askDiag(s, sockDiagByFamily, unix.NLM_F_DUMP, tcp(family, nil), func(m []byte) {
+		if len(m) < diagMessage {
+			return
+		}
 		port, inode := binary.BigEndian.Uint16(m[4:]), binary.NativeEndian.Uint32(m[diagMessage-4:])
 		if ports[port] && inode == 0 {
 			found = append(found, m[4:4+diagIdentity])
@@ -63,15 +83,12 @@ func endedAt(s int, family byte, ports map[uint16]bool) (found [][]byte, err err
 }
 
 // askDiag sends the kernel a request, and calls each with every socket that it answers.
-func askDiag(s int, kind, flags uint16, family byte, identity []byte, each func(message []byte)) error {
-	request := make([]byte, unix.SizeofNlMsghdr+diagRequest)
-	binary.NativeEndian.PutUint32(request, uint32(len(request)))
+func askDiag(s int, kind, flags uint16, body []byte, each func(message []byte)) error {
+	request := make([]byte, unix.SizeofNlMsghdr, unix.SizeofNlMsghdr+len(body))
+	binary.NativeEndian.PutUint32(request, uint32(cap(request)))
 	binary.NativeEndian.PutUint16(request[4:], kind)
 	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|flags)
-	body := request[unix.SizeofNlMsghdr:]
-	body[0], body[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(body[4:], ended)
-	copy(body[8:], identity)
+	request = append(request, body...)
 	if err := unix.Sendto(s, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
@@ -95,7 +112,7 @@ func askDiag(s int, kind, flags uint16, family byte, identity []byte, each func(
 					return unix.Errno(code)
 				}
 				return nil
-			case is == sockDiagByFamily && len(message) >= diagMessage && each != nil:
+			case is == sockDiagByFamily && each != nil:
 				each(message)
 			}
 			rest = rest[min((size+3)&^3, len(rest)):]

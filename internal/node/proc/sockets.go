@@ -10,9 +10,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// EachSocket calls do with a copy of each socket that a process has open and its protocol, as socket(2)
-// has it. A copy that do does not keep is closed.
-func EachSocket(pid int, do func(socket, protocol int) (keep bool)) error {
+// CopyOf returns a copy of a file that a process has open. The process may stand still.
+func CopyOf(pid, fd int) (int, error) {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, fmt.Errorf("look at file %d of process %d: %w", fd, pid, err)
+	}
+	defer unix.Close(process)
+	return copyOf(process, pid, fd)
+}
+
+func copyOf(process, pid, fd int) (int, error) {
+	file, err := unix.PidfdGetfd(process, fd, 0)
+	if err != nil {
+		return -1, fmt.Errorf("look at file %d of process %d: %w", fd, pid, err)
+	}
+	return file, nil
+}
+
+// EachSocket calls do with each descriptor of a process that is a socket, a copy of it, and its protocol, as
+// socket(2) has it. A copy that do does not keep is closed.
+func EachSocket(pid int, do func(fd, socket, protocol int) (keep bool)) error {
 	files, err := OpenFiles(pid, "socket:")
 	if err != nil || len(files) == 0 {
 		return err
@@ -23,25 +41,26 @@ func EachSocket(pid int, do func(socket, protocol int) (keep bool)) error {
 	}
 	defer unix.Close(process)
 	for fd := range files {
-		s, err := unix.PidfdGetfd(process, fd, 0)
+		s, err := copyOf(process, pid, fd)
 		if errors.Is(err, unix.EBADF) { // closed meanwhile
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("look at the sockets of process %d: %w", pid, err)
+			return err
 		}
 		protocol, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-		if err != nil || !do(s, protocol) {
+		if err != nil || !do(fd, s, protocol) {
 			_ = unix.Close(s)
 		}
 	}
 	return nil
 }
 
-// HasSocket reports whether a process has a socket of a protocol open.
+// HasSocket reports whether a process has a socket of a protocol open, which is no raw one.
 func HasSocket(pid, protocol int) (has bool, err error) {
-	err = EachSocket(pid, func(_, p int) bool {
-		has = has || p == protocol
+	err = EachSocket(pid, func(_, s, p int) bool {
+		kind, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_TYPE)
+		has = has || p == protocol && err == nil && kind != unix.SOCK_RAW
 		return false
 	})
 	return has, err

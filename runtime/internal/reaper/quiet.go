@@ -41,7 +41,7 @@ func each(pids func() ([]int, error), level, option int) (over func(killed bool)
 
 // switched returns the TCP sockets of a process that take an option which they lack.
 func switched(pid, level, option int) (sockets []int) {
-	_ = proc.EachSocket(pid, func(s, protocol int) bool { // on an error it has ended
+	_ = proc.EachSocket(pid, func(_, s, protocol int) bool { // on an error it has ended
 		is, err := unix.GetsockoptInt(s, level, option)
 		takes := protocol == unix.IPPROTO_TCP && err == nil && is == 0 && unix.SetsockoptInt(s, level, option, 1) == nil
 		if takes {

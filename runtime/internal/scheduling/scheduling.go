@@ -1,13 +1,14 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scheduling brings back what CRIU leaves out of a dump of how threads are scheduled: the
-// processors that a thread may run on, its timer slack and its I/O priority.
+// Package scheduling brings back what CRIU leaves out of a dump of how threads run: the processors that a
+// thread may run on, its timer slack and I/O priority, its personality, and whether the kernel merges the
+// memory of its process (KSM).
 //
 // Save notes threads whose values are not the defaults in a file of its own beside CRIU's images; as a
 // rule there is none. Restore gives them back when CRIU has restored the threads and none of them runs
-// yet. It does so from outside, and grants nothing: the kernel bounds the processors by the cgroup, and
-// a real-time I/O priority is left out.
+// yet. It does so from outside, or has the thread do it, and grants nothing: the kernel bounds the
+// processors by the cgroup, and a real-time I/O priority is left out.
 package scheduling
 
 import (
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -41,6 +43,9 @@ const (
 	maxThreads   = 100_000                // as in a dump
 	ofThread     = 1                      // IOPRIO_WHO_PROCESS
 	maxLine      = unix.PathMax + 10*1024 // a list of 1,024 processors
+	traits       = 0x0ffe00ff             // the bits of a personality (linux/personality.h)
+	setMerge     = 67                     // PR_SET_MEMORY_MERGE
+	fields       = 6                      // of a line
 )
 
 // thread is what is noted of one.
@@ -49,6 +54,8 @@ type thread struct {
 	cpus  *unix.CPUSet // nil for all that the cgroup has
 	slack uint64       // 0 for the default
 	io    int          // 0 for the default
+	is    uint64       // its personality, 0 for the default
+	merge bool         // the memory of its process, of which it is the first thread
 }
 
 // Save writes the file of a dump whose processes stand still.
@@ -66,6 +73,7 @@ func Save(dir string, list func() ([]int, error)) error {
 		}
 		for _, tid := range tids {
 			t := look(tid, all)
+			t.merge = tid == pid && merges(pid)
 			if t == (thread{}) {
 				continue
 			}
@@ -76,7 +84,7 @@ func Save(dir string, list func() ([]int, error)) error {
 			if err != nil {
 				continue // a thread that has ended
 			}
-			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io)
+			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\t%d\t%t\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge)
 		}
 	}
 	if text.Len() == 0 {
@@ -98,7 +106,18 @@ func look(tid int, all *unix.CPUSet) (t thread) {
 	if class := int(io) &^ (1<<ioClass - 1); errno == 0 && (class == bestEffortIO || class == idleIO) && io != middleIO {
 		t.io = int(io)
 	}
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/personality", tid))
+	if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 16, 32); err == nil && n&^traits == 0 {
+		t.is = n
+	}
 	return t
+}
+
+// merges reports whether the kernel merges all memory of a process that is alike. Before Linux 6.16 it
+// does not say so.
+func merges(pid int) bool {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/ksm_stat", pid))
+	return strings.Contains(string(text), "ksm_merge_any: yes")
 }
 
 func slackOf(tid int) string {
@@ -130,13 +149,13 @@ func parse(r io.Reader) (all Threads, err error) {
 	for lines.Scan() {
 		var t thread
 		var cpus string
-		if _, err := fmt.Sscanf(lines.Text(), "%d\t%s\t%d\t%d", &t.tid, &cpus, &t.slack, &t.io); err != nil || len(all) == maxThreads {
+		if n, err := fmt.Sscanf(lines.Text(), "%d\t%s\t%d\t%d\t%d\t%t", &t.tid, &cpus, &t.slack, &t.io, &t.is, &t.merge); err != nil || n != fields || len(all) == maxThreads {
 			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
 		}
 		if t.cpus, err = host.ParseCPUs(cpus); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, FileName, err)
 		}
-		if class := t.io &^ (1<<ioClass - 1); t.slack > maxSlack || t.io != 0 && class != bestEffortIO && class != idleIO {
+		if class := t.io &^ (1<<ioClass - 1); t.slack > maxSlack || t.is&^traits != 0 || t.io != 0 && class != bestEffortIO && class != idleIO {
 			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
 		}
 		all = append(all, t)
@@ -149,7 +168,7 @@ func parse(r io.Reader) (all Threads, err error) {
 
 // Restore gives threads what they had. The error names what a thread does not get here, and is no
 // reason to end it: processors that this node or its cgroup does not have, above all.
-func (all Threads) Restore(list func() ([]int, error)) error {
+func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 	if len(all) == 0 {
 		return nil
 	}
@@ -195,6 +214,16 @@ func (all Threads) Restore(list func() ([]int, error)) error {
 		if t.io != 0 {
 			if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, ofThread, uintptr(tid), uintptr(t.io)); errno != 0 {
 				failed = append(failed, fmt.Errorf("thread %d has the default I/O priority: %w", t.tid, errno))
+			}
+		}
+		if t.is != 0 {
+			if err := gate.Call(tid, unix.SYS_PERSONALITY, t.is); err != nil {
+				failed = append(failed, fmt.Errorf("thread %d has the default personality: %w", t.tid, err))
+			}
+		}
+		if t.merge {
+			if err := gate.Call(tid, unix.SYS_PRCTL, setMerge, 1); err != nil {
+				failed = append(failed, fmt.Errorf("the memory of process %d is not merged: %w", t.tid, err))
 			}
 		}
 	}

@@ -13,13 +13,15 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	all, err := parse(strings.NewReader("1\t0,2-3\t1000000\t16391\n7\t-\t0\t24576\n"))
-	if err != nil || len(all) != 2 || host.CPUList(all[0].cpus) != "0,2,3" || all[0].slack != 1_000_000 || all[0].io != bestEffortIO|7 || all[1].cpus != nil || all[1].io != idleIO {
+	all, err := parse(strings.NewReader("1\t0,2-3\t1000000\t16391\t262144\tfalse\n7\t-\t0\t24576\t0\ttrue\n"))
+	if err != nil || len(all) != 2 || host.CPUList(all[0].cpus) != "0,2,3" || all[0].slack != 1_000_000 || all[0].io != bestEffortIO|7 || all[1].cpus != nil || all[1].io != idleIO ||
+		all[0].is != 0x40000 || all[0].merge || !all[1].merge {
 		t.Errorf("%+v, %v", all, err)
 	}
 	for _, bad := range []string{
-		"x", "1\t-\t0", "1\t0-\t0\t0", "1\t3-1\t0\t0", "1\t0-65535\t0\t0", "1\t\t0\t0", "1\t-\t-1\t0",
-		"1\t-\t99999999999999\t0", "1\t-\t0\t8192", "1\t-\t0\t-1", // an I/O priority of real time
+		"x", "1\t-\t0", "1\t-\t0\t0", "1\t0-\t0\t0\t0\tfalse", "1\t3-1\t0\t0\t0\tfalse", "1\t0-65535\t0\t0\t0\tfalse", "1\t\t0\t0\t0\tfalse", "1\t-\t-1\t0\t0\tfalse",
+		"1\t-\t99999999999999\t0\t0\tfalse", "1\t-\t0\t8192\t0\tfalse", "1\t-\t0\t-1\t0\tfalse", // an I/O priority of real time
+		"1\t-\t0\t0\t4294967295\tfalse",
 		strings.Repeat("1", 1<<20),
 	} {
 		if _, err := parse(strings.NewReader(bad)); !errors.Is(err, images.ErrDamaged) {
@@ -29,7 +31,7 @@ func TestParse(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add("1\t0,2-3\t1000000\t16391\n7\t-\t0\t24576\n")
+	f.Add("1\t0,2-3\t1000000\t16391\t262144\tfalse\n7\t-\t0\t24576\t0\ttrue\n")
 	f.Fuzz(func(t *testing.T, text string) {
 		all, err := parse(strings.NewReader(text))
 		if err != nil && !errors.Is(err, images.ErrDamaged) {

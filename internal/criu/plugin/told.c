@@ -1,0 +1,181 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What CRIU is told otherwise in a dump, as leave_out.c does for memory: in a CRIU that the library was
+// loaded into before any other (LD_PRELOAD).
+//
+// GPUCKPT_CLOSED names Unix sockets by their inodes. The kernel's list of sockets (sock_diag) says of
+// them here that their other end has closed.
+//
+// With GPUCKPT_TIMERS a timer of a process's first thread, in the file timers of /proc/PID, is of thread 0.
+// CRIU 4.2 takes that for no thread, and fails to find the first one. A timer of a thread that has ended
+// signals nobody.
+//
+// GPUCKPT_HIDDEN names watches of epolls, as PID/FD/LINE: the file fdinfo/FD of /proc/PID lacks them where
+// CRIU reads it, as that of a copy of its own.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
+#include <linux/sock_diag.h>
+#include <linux/unix_diag.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define EXPORTED __attribute__((visibility("default")))
+
+enum { ESTABLISHED = 1, CLOSED = 7, BOTH = 3 }; // states of a socket, and ways that are shut down
+
+static bool is_closed(uint32_t inode)
+{
+	const char *list = getenv("GPUCKPT_CLOSED");
+	char *end;
+
+	for (; list && *list; list = end) {
+		unsigned long one = strtoul(list, &end, 10);
+		if (end == list)
+			break;
+		if (one == inode)
+			return true;
+	}
+	return false;
+}
+
+// close_socket changes a message about a socket.
+static void close_socket(struct nlmsghdr *h)
+{
+	struct unix_diag_msg *m = NLMSG_DATA(h);
+
+	if (h->nlmsg_type != SOCK_DIAG_BY_FAMILY || h->nlmsg_len < NLMSG_LENGTH(sizeof(*m)) || m->udiag_family != AF_UNIX)
+		return;
+	bool datagrams = m->udiag_type == SOCK_DGRAM, closed = is_closed(m->udiag_ino);
+	if (closed && datagrams)
+		m->udiag_state = CLOSED;
+	int left = (int)(h->nlmsg_len - NLMSG_LENGTH(sizeof(*m)));
+	for (struct rtattr *a = (struct rtattr *)(m + 1); RTA_OK(a, left); a = RTA_NEXT(a, left)) {
+		uint32_t *inodes = RTA_DATA(a);
+		if (closed && a->rta_type == UNIX_DIAG_PEER)
+			memset(inodes, 0, RTA_PAYLOAD(a));
+		if (closed && a->rta_type == UNIX_DIAG_SHUTDOWN && !datagrams)
+			*(uint8_t *)RTA_DATA(a) = BOTH;
+		// Of one that listens, the connections that it has not accepted.
+		for (size_t i = 0; a->rta_type == UNIX_DIAG_ICONS && i < RTA_PAYLOAD(a) / sizeof(*inodes); i++)
+			if (is_closed(inodes[i]))
+				inodes[i] = 0;
+	}
+}
+
+EXPORTED ssize_t recvmsg(int fd, struct msghdr *msg, int flags)
+{
+	const struct sockaddr_nl *from = msg->msg_name;
+	ssize_t n = syscall(SYS_recvmsg, fd, msg, flags);
+
+	if (n <= 0 || !from || from->nl_family != AF_NETLINK || msg->msg_iovlen != 1 || !getenv("GPUCKPT_CLOSED"))
+		return n;
+	char *at = msg->msg_iov->iov_base, *end = at + n;
+	while (end - at >= (ssize_t)sizeof(struct nlmsghdr)) {
+		struct nlmsghdr *h = (struct nlmsghdr *)at;
+		if (h->nlmsg_len < sizeof(*h) || h->nlmsg_len > (size_t)(end - at))
+			break;
+		close_socket(h);
+		at += NLMSG_ALIGN(h->nlmsg_len);
+	}
+	return n;
+}
+
+// tell_timer changes a line of a file of timers.
+static void tell_timer(char line[static 256], int process, int pid)
+{
+	char how[16], thread[64];
+	int tid;
+
+	if (sscanf(line, "notify: %15[a-z]/tid.%d", how, &tid) != 2)
+		return;
+	snprintf(thread, sizeof(thread), "task/%d", tid);
+	if (tid == pid)
+		snprintf(line, 256, "notify: %s/tid.0\n", how);
+	else if (faccessat(process, thread, F_OK, 0))
+		snprintf(line, 256, "notify: none/pid.%d\n", pid);
+}
+
+// is_hidden reports whether a watch of an epoll is hidden, by its line; with line 0 whether any is. CRIU
+// has a copy of the epoll.
+static bool is_hidden(int copy, int watch)
+{
+	const char *list = getenv("GPUCKPT_HIDDEN");
+	int pid, epoll, line, n;
+
+	for (; list && sscanf(list, "%d/%d/%d%n", &pid, &epoll, &line, &n) == 3; list += n)
+		if ((!watch || line == watch) && !syscall(SYS_kcmp, getpid(), pid, 0 /* KCMP_FILE */, copy, epoll))
+			return true;
+	return false;
+}
+
+// retell copies a file of a process's directory in /proc, as CRIU is to read it: its timers, or what an
+// epoll watches.
+static int retell(int file, int process, const char *path)
+{
+	char line[256], link[64];
+	int copy = memfd_create(path, MFD_CLOEXEC), pid = 0, epoll = -1, watch = 0;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", process);
+	ssize_t n = readlink(link, line, sizeof(line) - 1);
+	line[n < 0 ? 0 : n] = 0;
+	FILE *in = fdopen(file, "r");
+	if (!in || copy < 0 || sscanf(line, "/proc/%d", &pid) != 1)
+		return -1;
+	sscanf(path, "fdinfo/%d", &epoll);
+	while (fgets(line, sizeof(line), in)) {
+		if (epoll < 0)
+			tell_timer(line, process, pid);
+		if (!strncmp(line, "tfd:", 4) && is_hidden(epoll, ++watch))
+			continue;
+		dprintf(copy, "%s", line);
+	}
+	fclose(in);
+	lseek(copy, 0, SEEK_SET);
+	return copy;
+}
+
+// is_told reports whether CRIU opens a file that it is told otherwise.
+static bool is_told(int process, const char *path)
+{
+	char link[64], name[64];
+	int epoll, pid = 0;
+
+	if (!strcmp(path, "timers"))
+		return getenv("GPUCKPT_TIMERS") != NULL;
+	const char *list = getenv("GPUCKPT_HIDDEN");
+	if (!list || !*list || sscanf(path, "fdinfo/%d", &epoll) != 1)
+		return false;
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", process);
+	ssize_t n = readlink(link, name, sizeof(name) - 1);
+	name[n < 0 ? 0 : n] = 0;
+	return sscanf(name, "/proc/%d", &pid) == 1 && pid == getpid() && is_hidden(epoll, 0);
+}
+
+EXPORTED int openat64(int dir, const char *path, int flags, ...)
+{
+	va_list list;
+	va_start(list, flags);
+	mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0;
+	va_end(list);
+	int fd = (int)syscall(SYS_openat, dir, path, flags | O_LARGEFILE, mode);
+	if (fd < 0 || !is_told(dir, path))
+		return fd;
+	int told = retell(fd, dir, path);
+	if (told < 0)
+		errno = EIO;
+	return told;
+}
+
+EXPORTED int openat(int dir, const char *path, int flags, ...) __attribute__((alias("openat64")));

@@ -1,0 +1,75 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package openfiles
+
+import (
+	"net/netip"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// here is a gate that this process is at itself.
+type here struct{}
+
+func (here) Call(_ int, nr uint64, args ...uint64) error {
+	var a [6]uint64
+	copy(a[:], args)
+	if _, _, errno := unix.Syscall6(uintptr(nr), uintptr(a[0]), uintptr(a[1]), uintptr(a[2]), uintptr(a[3]), uintptr(a[4]), uintptr(a[5])); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// What is written is read, and damaged lines are refused.
+func TestParse(t *testing.T) {
+	want := socket{
+		pid: 7, fd: 3, values: map[option][]byte{{unix.IPPROTO_TCP, unix.TCP_NODELAY}: {1, 0, 0, 0}},
+		groups: []group{{"eth0", netip.MustParseAddr("239.1.2.3")}, {"lo", netip.MustParseAddr("ff12::1")}},
+	}
+	var text strings.Builder
+	write(&text, want)
+	got, err := parse(strings.NewReader(text.String()))
+	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
+		t.Errorf("%q is %v, %v", text.String(), got, err)
+	}
+	for _, line := range []string{"7", "x 3", "7 -1", "7 3 6.1=", "7 3 6.1=xx", "7 3 6.9999=01", "7 3 6.1=0000000000000000000000000000000000", "7 3 10.0.0.1%eth0", "7 3 239.1.2.3%", "7 3 239.1.2.3"} {
+		if got, err := parse(strings.NewReader(line + "\n")); err == nil {
+			t.Errorf("%q is %v", line, got)
+		}
+	}
+}
+
+// A socket gets what another one had, and what it cannot get is named.
+func TestRestore(t *testing.T) {
+	open := func() int {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		return fd
+	}
+	had, has := open(), open()
+	if err := unix.SetsockoptInt(had, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, 9); err != nil {
+		t.Fatal(err)
+	}
+	s := socket{fd: has, values: readOptions(had), groups: []group{{"none", netip.MustParseAddr("10.0.0.1")}}}
+	s.values[option{unix.SOL_SOCKET, unix.SO_PEEK_OFF}] = []byte{1}
+	failed := s.restore(os.Getpid(), here{})
+	if len(failed) != 2 || !strings.Contains(failed[0].Error(), "SO_PEEK_OFF") || !strings.Contains(failed[1].Error(), "10.0.0.1%none") {
+		t.Errorf("got %v", failed)
+	}
+	if ttl, err := unix.GetsockoptInt(has, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL); err != nil || ttl != 9 {
+		t.Errorf("the TTL is %d, %v", ttl, err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("7 3 6.1=01000000 239.1.2.3%eth0\n")
+	f.Fuzz(func(_ *testing.T, text string) { _, _ = parse(strings.NewReader(text)) })
+}

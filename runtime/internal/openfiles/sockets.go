@@ -1,0 +1,281 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package openfiles
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/held"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+const (
+	maxSockets = 100_000 // as in a dump
+	maxLine    = 64 << 10
+	maxErrors  = 16
+)
+
+// option is one of sockets, by its level and its number.
+type option struct{ level, number int }
+
+// options are those that can be read and set, by their names for people. What CRIU restores is among
+// them, since it does so for some sockets alone: TCP_NODELAY for connections, not for what listens.
+var options = map[option]string{
+	{unix.SOL_SOCKET, unix.SO_KEEPALIVE}: "SO_KEEPALIVE", {unix.SOL_SOCKET, unix.SO_LINGER}: "SO_LINGER",
+	{unix.SOL_SOCKET, unix.SO_OOBINLINE}: "SO_OOBINLINE", {unix.SOL_SOCKET, unix.SO_PRIORITY}: "SO_PRIORITY",
+	{unix.SOL_SOCKET, unix.SO_TIMESTAMP}: "SO_TIMESTAMP", {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS}: "SO_TIMESTAMPNS",
+	{unix.SOL_SOCKET, unix.SO_TIMESTAMPING}: "SO_TIMESTAMPING", {unix.SOL_SOCKET, unix.SO_BUSY_POLL}: "SO_BUSY_POLL",
+	{unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE}: "SO_MAX_PACING_RATE", {unix.SOL_SOCKET, unix.SO_ZEROCOPY}: "SO_ZEROCOPY",
+	{unix.SOL_SOCKET, unix.SO_RXQ_OVFL}: "SO_RXQ_OVFL", {unix.SOL_SOCKET, unix.SO_PEEK_OFF}: "SO_PEEK_OFF",
+	{unix.IPPROTO_IP, unix.IP_TOS}: "IP_TOS", {unix.IPPROTO_IP, unix.IP_TTL}: "IP_TTL", {unix.IPPROTO_IP, unix.IP_PKTINFO}: "IP_PKTINFO",
+	{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER}: "IP_MTU_DISCOVER", {unix.IPPROTO_IP, unix.IP_RECVERR}: "IP_RECVERR",
+	{unix.IPPROTO_IP, unix.IP_RECVTTL}: "IP_RECVTTL", {unix.IPPROTO_IP, unix.IP_RECVTOS}: "IP_RECVTOS",
+	{unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR}: "IP_RECVORIGDSTADDR", {unix.IPPROTO_IP, unix.IP_MINTTL}: "IP_MINTTL",
+	{unix.IPPROTO_IP, unix.IP_TRANSPARENT}: "IP_TRANSPARENT", {unix.IPPROTO_IP, unix.IP_FREEBIND}: "IP_FREEBIND",
+	{unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT}: "IP_BIND_ADDRESS_NO_PORT", {unix.IPPROTO_IP, unix.IP_LOCAL_PORT_RANGE}: "IP_LOCAL_PORT_RANGE",
+	{unix.IPPROTO_IP, unix.IP_MULTICAST_IF}: "IP_MULTICAST_IF", {unix.IPPROTO_IP, unix.IP_MULTICAST_TTL}: "IP_MULTICAST_TTL",
+	{unix.IPPROTO_IP, unix.IP_MULTICAST_LOOP}: "IP_MULTICAST_LOOP", {unix.IPPROTO_IP, unix.IP_MULTICAST_ALL}: "IP_MULTICAST_ALL",
+	{unix.IPPROTO_IP, unix.IP_UNICAST_IF}: "IP_UNICAST_IF", {unix.IPPROTO_IPV6, unix.IPV6_TCLASS}: "IPV6_TCLASS",
+	{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS}: "IPV6_UNICAST_HOPS", {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF}: "IPV6_MULTICAST_IF",
+	{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_HOPS}: "IPV6_MULTICAST_HOPS", {unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_LOOP}: "IPV6_MULTICAST_LOOP",
+	{unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_ALL}: "IPV6_MULTICAST_ALL", {unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER}: "IPV6_MTU_DISCOVER",
+	{unix.IPPROTO_IPV6, unix.IPV6_RECVERR}: "IPV6_RECVERR", {unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO}: "IPV6_RECVPKTINFO",
+	{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT}: "IPV6_RECVHOPLIMIT", {unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS}: "IPV6_RECVTCLASS",
+	{unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG}: "IPV6_DONTFRAG", {unix.IPPROTO_IPV6, unix.IPV6_AUTOFLOWLABEL}: "IPV6_AUTOFLOWLABEL",
+	{unix.IPPROTO_IPV6, unix.IPV6_ADDR_PREFERENCES}: "IPV6_ADDR_PREFERENCES", {unix.IPPROTO_IPV6, unix.IPV6_MINHOPCOUNT}: "IPV6_MINHOPCOUNT",
+	{unix.IPPROTO_TCP, unix.TCP_NODELAY}: "TCP_NODELAY", {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE}: "TCP_KEEPIDLE",
+	{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL}: "TCP_KEEPINTVL", {unix.IPPROTO_TCP, unix.TCP_KEEPCNT}: "TCP_KEEPCNT",
+	{unix.IPPROTO_TCP, unix.TCP_SYNCNT}: "TCP_SYNCNT", {unix.IPPROTO_TCP, unix.TCP_LINGER2}: "TCP_LINGER2",
+	{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT}: "TCP_DEFER_ACCEPT", {unix.IPPROTO_TCP, unix.TCP_CONGESTION}: "TCP_CONGESTION",
+	{unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS}: "TCP_THIN_LINEAR_TIMEOUTS", {unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT}: "TCP_USER_TIMEOUT",
+	{unix.IPPROTO_TCP, unix.TCP_FASTOPEN}: "TCP_FASTOPEN", {unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT}: "TCP_FASTOPEN_CONNECT",
+	{unix.IPPROTO_TCP, unix.TCP_FASTOPEN_NO_COOKIE}: "TCP_FASTOPEN_NO_COOKIE", {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT}: "TCP_NOTSENT_LOWAT",
+	{unix.IPPROTO_TCP, unix.TCP_SAVE_SYN}: "TCP_SAVE_SYN", {unix.IPPROTO_TCP, unix.TCP_INQ}: "TCP_INQ",
+	{unix.IPPROTO_UDP, unix.UDP_CORK}: "UDP_CORK", {unix.IPPROTO_UDP, unix.UDP_SEGMENT}: "UDP_SEGMENT",
+	{unix.IPPROTO_UDP, unix.UDP_GRO}: "UDP_GRO", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX}: "UDP_NO_CHECK6_TX", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX}: "UDP_NO_CHECK6_RX",
+}
+
+// socket is what is noted of one, which one descriptor of it names.
+type socket struct {
+	pid, fd int // as the container counts
+	values  map[option][]byte
+	groups  []group
+}
+
+// readOptions returns the values that a socket has. Others it cannot have.
+func readOptions(fd int) map[option][]byte {
+	family, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return nil
+	}
+	protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	kind, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	values := make(map[option][]byte)
+	for o, name := range options {
+		ip := family == unix.AF_INET || family == unix.AF_INET6
+		switch {
+		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
+			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP) && (!ip || o.level != protocol),
+			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"): // it can be read, not set
+			continue
+		}
+		if value, err := getsockopt(fd, o.level, o.number, make([]byte, 16)); err == nil {
+			values[o] = value
+		}
+	}
+	return values
+}
+
+// getsockopt reads an option into a buffer, whose content the kernel may heed.
+func getsockopt(fd, level, number int, value []byte) ([]byte, error) {
+	n := uint32(len(value))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(number),
+		uintptr(unsafe.Pointer(&value[0])), uintptr(unsafe.Pointer(&n)), 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	return value[:min(int(n), len(value))], nil
+}
+
+// Save notes what CRIU has left out of a dump, whose processes still stand still; init is the container's
+// first one.
+func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) error {
+	all, err := pids()
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return err
+	}
+	if err := saveSemaphores(dir, dumped, inside); err != nil {
+		return err
+	}
+	var text strings.Builder
+	seen := make(map[uint64]bool)
+	for number, pid := range inside {
+		joined, err := groupsOf(pid)
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+		err = proc.EachSocket(pid, func(fd, s, _ int) bool {
+			var st unix.Stat_t
+			if unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
+				seen[st.Ino] = true
+				write(&text, socket{pid: number, fd: fd, values: readOptions(s), groups: memberships(s, joined)})
+			}
+			return false
+		})
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+	}
+	if text.Len() == 0 {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, image.SocketsName), []byte(text.String()), 0o600)
+}
+
+// write writes a line: the process, the descriptor, and the values as LEVEL.NUMBER=HEX, then the groups.
+func write(w io.Writer, s socket) {
+	fmt.Fprintf(w, "%d %d", s.pid, s.fd)
+	for o, value := range s.values {
+		fmt.Fprintf(w, " %d.%d=%x", o.level, o.number, value)
+	}
+	for _, g := range s.groups {
+		fmt.Fprintf(w, " %s", g)
+	}
+	fmt.Fprintln(w)
+}
+
+// Sockets are what a dump has noted.
+type Sockets []socket
+
+// Read reads the file of a dump, if there is one.
+func Read(dumped *image.Set) (Sockets, error) {
+	if !dumped.Has(image.SocketsName) {
+		return nil, nil
+	}
+	f, err := dumped.OpenFile(image.SocketsName)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+func parse(r io.Reader) (all Sockets, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxLine)
+	for lines.Scan() {
+		s, ok := parseSocket(strings.Fields(lines.Text()))
+		if !ok || len(all) == maxSockets {
+			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.SocketsName, lines.Text())
+		}
+		all = append(all, s)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.SocketsName, err)
+	}
+	return all, nil
+}
+
+func parseSocket(words []string) (s socket, ok bool) {
+	if len(words) < 2 {
+		return s, false
+	}
+	var err error
+	if s.pid, err = strconv.Atoi(words[0]); err == nil {
+		s.fd, err = strconv.Atoi(words[1])
+	}
+	if err != nil || s.fd < 0 {
+		return s, false
+	}
+	s.values = make(map[option][]byte)
+	for _, word := range words[2:] {
+		name, text, is := strings.Cut(word, "=")
+		if !is {
+			g, ok := parseGroup(word)
+			if !ok {
+				return s, false
+			}
+			s.groups = append(s.groups, g)
+			continue
+		}
+		var o option
+		if _, err := fmt.Sscanf(name, "%d.%d", &o.level, &o.number); err != nil {
+			return s, false
+		}
+		value, err := hex.DecodeString(text)
+		if err != nil || options[o] == "" || len(value) == 0 || len(value) > 16 {
+			return s, false
+		}
+		s.values[o] = value
+	}
+	return s, true
+}
+
+// Restore has the processes give their sockets what these had. The error names what they do not get
+// here, and is no reason to end them.
+func (all Sockets) Restore(init int, list func() ([]int, error), gate held.Gate) error {
+	if len(all) == 0 {
+		return nil
+	}
+	pids, err := list()
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(pids, init)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, s := range all {
+		if pid, there := inside[s.pid]; there && len(failed) < maxErrors {
+			failed = append(failed, s.restore(pid, gate)...)
+		}
+	}
+	return errors.Join(failed[:min(len(failed), maxErrors)]...)
+}
+
+func (s socket) restore(pid int, gate held.Gate) (failed []error) {
+	fd, err := proc.CopyOf(pid, s.fd)
+	if err != nil {
+		return []error{err}
+	}
+	defer unix.Close(fd)
+	set := func(o option, value []byte) error {
+		tid, err := held.Thread(pid)
+		if err != nil {
+			return err
+		}
+		return held.Lend(pid, value, func(at uint64) error {
+			return gate.Call(tid, unix.SYS_SETSOCKOPT, uint64(s.fd), uint64(o.level), uint64(o.number), at, uint64(len(value)))
+		})
+	}
+	now := readOptions(fd)
+	for o, value := range s.values {
+		if is, has := now[o]; !has || bytes.Equal(is, value) {
+			continue
+		}
+		if err := set(o, value); err != nil {
+			failed = append(failed, fmt.Errorf("socket %d of process %s has not the %s that it had: %w", s.fd, proc.Describe(pid), options[o], err))
+		}
+	}
+	return append(failed, s.join(pid, fd, set)...)
+}

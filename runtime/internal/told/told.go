@@ -1,0 +1,175 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package told has CRIU take for something else, in a dump, what it refuses:
+//
+//   - a Unix socket that is connected to a program outside of the container, for one whose other end has
+//     closed, as a TCP connection to such a program comes back;
+//   - a timer that signals the first thread of its process, which Complete then puts right in the images,
+//     and one whose thread has ended, for a timer that signals nobody;
+//   - an epoll that watches a file which its process has closed and another one has open, for one that does
+//     not. A restore adds the watch again.
+//
+// Look finds them among processes that stand still. A library in CRIU (internal/criu/plugin, told.c) then
+// changes what the kernel answers. Nothing is changed in the processes.
+package told
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/containerd/go-runc"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// byThread is SIGEV_THREAD_ID.
+const byThread = 4
+
+// Told is what is found. A nil one is nothing.
+type Told struct {
+	// Closed are the connections to programs outside, "process 7 (nginx) to 812 (syslogd)".
+	Closed []string
+	inodes []string
+	timers []int // processes with such timers, as they count themselves
+
+	watched []watch
+	hidden  []string // lines of files in /proc, "PID/FD/LINE"
+}
+
+// Look looks at the processes of a container; init is the first one.
+func Look(init int, pids func() ([]int, error)) (*Told, error) {
+	all, err := pids()
+	if err != nil {
+		return nil, err
+	}
+	inside, err := proc.Inside(all, init)
+	if err != nil {
+		return nil, err
+	}
+	t := new(Told)
+	ours := make(map[uint64]int)
+	for number, pid := range inside {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/timers", pid))
+		if err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		if strings.Contains(string(text), "/tid.") {
+			t.timers = append(t.timers, number)
+		}
+		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		sockets, err := socketsOf(pid)
+		if err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		for _, inode := range sockets {
+			ours[inode] = pid
+		}
+	}
+	if len(ours) > 0 {
+		err = t.outside(init, ours)
+	}
+	return t, err
+}
+
+func socketsOf(pid int) (inodes []uint64, err error) {
+	files, err := proc.OpenFiles(pid, "socket:[")
+	for _, link := range files {
+		text, _ := strings.CutPrefix(link, "socket:[")
+		if inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64); err == nil {
+			inodes = append(inodes, inode)
+		}
+	}
+	return inodes, err
+}
+
+// outside finds those of the container's sockets whose other ends other processes have. An end that
+// nobody has is on its way through a socket, and CRIU finds it there.
+func (t *Told) outside(init int, ours map[uint64]int) error {
+	peers, err := host.UnixPeers(fmt.Sprintf("/proc/%d/ns/net", init))
+	if err != nil {
+		return err
+	}
+	wanted := make(map[uint64][]uint64)
+	for inode, peer := range peers {
+		if ours[inode] != 0 && ours[peer] == 0 {
+			wanted[peer] = append(wanted[peer], inode)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
+	others, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return err
+	}
+	for _, dir := range others {
+		pid, _ := strconv.Atoi(filepath.Base(dir))
+		held, err := socketsOf(pid)
+		if err != nil {
+			continue // it has ended
+		}
+		for _, peer := range held {
+			for _, inode := range wanted[peer] {
+				t.inodes = append(t.inodes, strconv.FormatUint(inode, 10))
+				t.Closed = append(t.Closed, fmt.Sprintf("process %s to %s", proc.Describe(ours[inode]), proc.Describe(pid)))
+			}
+			delete(wanted, peer)
+		}
+	}
+	slices.Sort(t.Closed)
+	return nil
+}
+
+// Environment returns a context with which CRIU is told so.
+func (t *Told) Environment(ctx context.Context) (context.Context, error) {
+	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 {
+		return ctx, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return ctx, err
+	}
+	library, err := criu.FindPlugin(self)
+	if err != nil {
+		return ctx, err
+	}
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+library, "GPUCKPT_CLOSED="+strings.Join(t.inodes, " "),
+		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+strings.Join(t.hidden, " ")), nil
+}
+
+// Complete puts into the directory of CRIU's images what CRIU was not told.
+func (t *Told) Complete(dir string, dumped *image.Set) error {
+	if t == nil {
+		return nil
+	}
+	for _, number := range t.timers {
+		err := dumped.Edit(fmt.Sprintf("core-%d.img", number), func(e *image.Entry) error {
+			m, ok := e.Message.(*criucore.CoreEntry)
+			if !ok {
+				return nil
+			}
+			for _, timer := range m.GetTc().GetTimers().GetPosix() {
+				if timer.GetItSigevNotify() == byThread && timer.NotifyThreadId == nil {
+					timer.NotifyThreadId = new(int32(number))
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return saveWatches(dir, t.watched)
+}

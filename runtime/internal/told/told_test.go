@@ -1,0 +1,117 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package told
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A connection is to outside if another process has its other end. One whose other end nobody has, and one
+// within the container, is not.
+func TestOutside(t *testing.T) {
+	pair := func(kind int) (int, int) {
+		s, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(s[0]); unix.Close(s[1]) })
+		return s[0], s[1]
+	}
+	inodeOf := func(fd int) uint64 {
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	_, given := pair(unix.SOCK_STREAM)
+	inner, other := pair(unix.SOCK_DGRAM)
+	file := os.NewFile(uintptr(given), "given")
+	cmd := exec.Command("sleep", "60")
+	cmd.ExtraFiles = []*os.File{file}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	inode := inodeOf(given)
+	ours := map[uint64]int{inode: cmd.Process.Pid, inodeOf(inner): os.Getpid(), inodeOf(other): os.Getpid()}
+	var found Told
+	if err := found.outside(os.Getpid(), ours); err != nil {
+		t.Fatal(err)
+	}
+	if len(found.inodes) != 1 || found.inodes[0] != strconv.FormatUint(inode, 10) || len(found.Closed) != 1 {
+		t.Errorf("found %+v, want inode %d", found, inode)
+	}
+}
+
+// A file that an epoll watches and its process has closed is found in the other process that has it, and
+// watched again.
+func TestWatches(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(epoll)
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, int(r.Fd()), &unix.EpollEvent{Events: unix.EPOLLIN, Fd: 7}); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "60")
+	cmd.ExtraFiles = []*os.File{r}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	r.Close()
+	var found Told
+	inside := map[int]int{1: os.Getpid(), 2: cmd.Process.Pid}
+	if err := found.watches(1, os.Getpid(), inside); err != nil {
+		t.Fatal(err)
+	}
+	want := watch{pid: 1, epoll: epoll, other: 2, fd: 3, events: unix.EPOLLIN | unix.EPOLLERR | unix.EPOLLHUP, data: 7}
+	if len(found.watched) != 1 || found.watched[0] != want || len(found.hidden) != 1 {
+		t.Fatalf("found %+v, want %+v", found, want)
+	}
+	text := fmt.Sprintf("%d %d %d %d %d %d\n", want.pid, want.epoll, want.other, want.fd, want.events, want.data)
+	if all, err := parse(strings.NewReader(text)); err != nil || len(all) != 1 || all[0] != want {
+		t.Errorf("%q is %+v, %v", text, all, err)
+	}
+	for _, bad := range []string{"1 2 3", "1 -1 2 3 1 7", "1 2 2 -3 1 7", "x"} {
+		if _, err := parse(strings.NewReader(bad + "\n")); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+	again, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(again)
+	want.epoll = again
+	if err := want.restore(inside); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteString("x"); err != nil {
+		t.Fatal(err)
+	}
+	events := make([]unix.EpollEvent, 2)
+	if n, err := unix.EpollWait(again, events, 1000); err != nil || n != 1 || events[0].Fd != 7 {
+		t.Errorf("%d events, %v, %+v", n, err, events[0])
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("1 5 2 3 1 7\n")
+	f.Fuzz(func(_ *testing.T, text string) { _, _ = parse(strings.NewReader(text)) })
+}

@@ -1,0 +1,188 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package told
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+const (
+	sameWatch  = 7 // KCMP_EPOLL_TFD
+	maxWatches = 100_000
+	maxErrors  = 16
+)
+
+// watch is a file that an epoll watches, and that the epoll's process has not open.
+type watch struct {
+	pid, epoll int // the process and its epoll, as the container counts
+	other, fd  int // who has the file, and its descriptor there
+	events     uint32
+	data       uint64
+}
+
+// slot is the kernel's kcmp_epoll_slot: the watch of that number of those that have a descriptor's number.
+type slot struct{ epoll, fd, n uint32 }
+
+// watches finds those of a process's epolls, and notes what CRIU is told not to see: the process as this
+// one counts, the epoll, and the watch's line in its file of /proc.
+func (t *Told) watches(number, pid int, inside map[int]int) error {
+	epolls, err := proc.OpenFiles(pid, "anon_inode:[eventpoll]")
+	if err != nil {
+		return err
+	}
+	for epoll := range epolls {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, epoll))
+		if err != nil {
+			return err
+		}
+		count := make(map[uint32]uint32)
+		line := 0
+		for row := range strings.Lines(string(text)) {
+			w, s := watch{pid: number, epoll: epoll}, slot{epoll: uint32(epoll)}
+			if n, _ := fmt.Sscanf(row, "tfd: %d events: %x data: %x", &s.fd, &w.events, &w.data); n != 3 {
+				continue
+			}
+			line++
+			s.n = count[s.fd]
+			count[s.fd]++
+			has, err := findFile(pid, pid, s, int(s.fd))
+			if err != nil {
+				return err
+			}
+			if has >= 0 {
+				continue
+			}
+			for number, other := range inside {
+				if other == pid {
+					continue
+				}
+				if has, err = findFile(other, pid, s, -1); err != nil {
+					return err
+				}
+				if has >= 0 {
+					w.other, w.fd = number, has
+					t.watched = append(t.watched, w)
+					t.hidden = append(t.hidden, fmt.Sprintf("%d/%d/%d", pid, epoll, line))
+					break
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// findFile returns a descriptor of a process that is the file which another's epoll watches, -1 for none.
+// As a rule it is the one whose number the watch has, which is tried first.
+func findFile(pid, owner int, s slot, first int) (int, error) {
+	is := func(fd int) bool {
+		r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(owner), sameWatch, uintptr(fd), uintptr(unsafe.Pointer(&s)), 0)
+		return errno == 0 && r == 0 || errno == unix.ENOSYS // CRIU compares numbers alone then
+	}
+	if first >= 0 && is(first) {
+		return first, nil
+	}
+	files, err := proc.OpenFiles(pid, "")
+	if err != nil && !proc.Ended(err) {
+		return -1, err
+	}
+	for fd := range files {
+		if is(fd) {
+			return fd, nil
+		}
+	}
+	return -1, nil
+}
+
+func saveWatches(dir string, all []watch) error {
+	var text strings.Builder
+	for _, w := range all {
+		fmt.Fprintf(&text, "%d %d %d %d %d %d\n", w.pid, w.epoll, w.other, w.fd, w.events, w.data)
+	}
+	if text.Len() == 0 {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, image.WatchesName), []byte(text.String()), 0o600)
+}
+
+// Watches are what a dump has noted.
+type Watches []watch
+
+// ReadWatches reads the file of a dump, if there is one.
+func ReadWatches(dumped *image.Set) (Watches, error) {
+	if !dumped.Has(image.WatchesName) {
+		return nil, nil
+	}
+	f, err := dumped.OpenFile(image.WatchesName)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+func parse(r io.Reader) (all Watches, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		var w watch
+		if _, err := fmt.Sscanf(lines.Text(), "%d %d %d %d %d %d", &w.pid, &w.epoll, &w.other, &w.fd, &w.events, &w.data); err != nil || w.epoll < 0 || w.fd < 0 || len(all) == maxWatches {
+			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.WatchesName, lines.Text())
+		}
+		all = append(all, w)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.WatchesName, err)
+	}
+	return all, nil
+}
+
+// Restore has the epolls of restored processes, which stand still, watch the files again. The watch of a
+// file is kept as long as somebody has it open, by whichever number it was added.
+func (all Watches) Restore(init int, list func() ([]int, error)) error {
+	if len(all) == 0 {
+		return nil
+	}
+	pids, err := list()
+	if err != nil {
+		return err
+	}
+	inside, err := proc.Inside(pids, init)
+	if err != nil {
+		return err
+	}
+	var failed []error
+	for _, w := range all {
+		if err := w.restore(inside); err != nil && len(failed) < maxErrors {
+			failed = append(failed, fmt.Errorf("an epoll (file %d of process %d) does not watch file %d of process %d: %w", w.epoll, w.pid, w.fd, w.other, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (w watch) restore(inside map[int]int) error {
+	epoll, err := proc.CopyOf(inside[w.pid], w.epoll)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(epoll)
+	file, err := proc.CopyOf(inside[w.other], w.fd)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(file)
+	event := unix.EpollEvent{Events: w.events, Fd: int32(uint32(w.data)), Pad: int32(uint32(w.data >> 32))}
+	return unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, file, &event)
+}
