@@ -31,6 +31,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/event"
 )
@@ -125,7 +126,25 @@ func TestEveryByteAtEachEdge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// A long text, which a client's connection would end at, or the log of operations be full of.
+	said.err = fmt.Errorf("hook: %s: failed", strings.Repeat("\xff", 8<<20))
+	if _, err := client.State(t.Context(), &taskAPI.StateRequest{ID: "x"}); len(status.Convert(err).Message()) > visible.Most || !strings.HasSuffix(status.Convert(err).Message(), ": failed") {
+		t.Errorf("a long error is one of %d bytes: %.200v", len(err.Error()), err)
+	}
+	announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, said.err)
+	if got := (<-published).(*apievents.ContainerUpdate); len(got.Labels[event.Error]) > visible.Most {
+		t.Errorf("the event of a long error has %d bytes", len(got.Labels[event.Error]))
+	}
+	if err := oplog.Append(dir, oplog.Entry{Operation: "checkpoint", Container: "x", Failed: "dump", Error: said.err.Error()}); err != nil {
+		t.Fatal(err)
+	}
 	entries, err := oplog.Read(dir)
+	if err == nil && len(entries) == 257 {
+		if n := len(entries[256].Error); n > visible.Most {
+			t.Errorf("the log of operations has %d bytes of an error", n)
+		}
+		entries = entries[:256]
+	}
 	if err != nil || len(entries) != 256 {
 		t.Fatalf("%d entries, %v", len(entries), err)
 	}

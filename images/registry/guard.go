@@ -4,16 +4,20 @@
 package registry
 
 import (
-	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/docker/go-units"
 )
 
 // guarded has the hosts of a registry send this program nowhere that is the machine's own: an answer of
@@ -54,27 +58,50 @@ func newGuard(own http.RoundTripper, hosts []string) *guard {
 		t = docker.DefaultHTTPTransport(&tls.Config{})
 	}
 	t = t.Clone()
-	dial := t.DialContext
-	if dial == nil {
-		dial = new(net.Dialer).DialContext
-	}
-	t.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-		c, err := dial(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		if a, ok := c.RemoteAddr().(*net.TCPAddr); ok && (a.IP.IsLoopback() || a.IP.IsLinkLocalUnicast() || a.IP.IsUnspecified()) {
-			c.Close()
-			return nil, finalError{fmt.Errorf("the registry names an address of this machine, %s: it is not asked", address)}
-		}
-		return c, nil
-	}
+	t.DialContext = (&net.Dialer{Timeout: dialTimeout, Control: notOwn}).DialContext
 	g.proxy, g.elsewhere = t.Proxy, t
 	return g
 }
 
+// dialTimeout is that of containerd's own connections.
+const dialTimeout = 30 * time.Second
+
+// notOwn refuses a connection to an address of the machine's own before it is made.
+func notOwn(_, address string, _ syscall.RawConn) error {
+	at, err := netip.ParseAddrPort(address)
+	if ip := at.Addr().Unmap(); err == nil && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !ip.IsUnspecified() {
+		return nil
+	}
+	return finalError{fmt.Errorf("the registry names an address of this machine, %s: it is not asked", address)}
+}
+
+// maxToken bounds the answer to who asks for a token, which containerd reads whole.
+const maxToken = 1 << 20
+
 // RoundTrip is http.RoundTripper's.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := g.send(r)
+	if err == nil && r.Header.Get("Accept") == "" { // all that is read as it comes is asked for by its media type
+		answer.Body = &short{answer.Body, maxToken}
+	}
+	return answer, err
+}
+
+// short is a body that must not be long.
+type short struct {
+	io.ReadCloser
+	left int
+}
+
+func (s *short) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p[:min(len(p), s.left+1)])
+	if s.left -= n; s.left < 0 {
+		return 0, finalError{fmt.Errorf("the registry's answer has more than %s", units.BytesSize(maxToken))}
+	}
+	return n, err
+}
+
+func (g *guard) send(r *http.Request) (*http.Response, error) {
 	if slices.Contains(g.hosts, withPort(r.URL.Scheme, r.URL.Host)) {
 		return g.own.RoundTrip(r)
 	}

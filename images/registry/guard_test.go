@@ -65,6 +65,13 @@ func TestOwnMachine(t *testing.T) {
 		{"the registry itself", host, http.MethodPut, local.URL, "", ""},
 		{"a blob that lies elsewhere", "registry.test", http.MethodGet, local.URL, "", "an address of this machine"},
 		{"by a name", "registry.test", http.MethodGet, "http://localhost" + port, "", "an address of this machine"},
+		{"by IPv6", "registry.test", http.MethodGet, "http://[::1]" + port, "", "an address of this machine"},
+		{"by IPv4 in IPv6", "registry.test", http.MethodGet, "http://[::ffff:127.0.0.1]" + port, "", "an address of this machine"},
+		{"by any other loopback address", "registry.test", http.MethodGet, "http://127.9.9.9" + port, "", "an address of this machine"},
+		{"by a link-local address", "registry.test", http.MethodGet, "http://169.254.169.254/latest", "", "an address of this machine"},
+		{"by one of IPv6", "registry.test", http.MethodGet, "http://[fe80::1%25lo]/latest", "", "an address of this machine"},
+		{"by no address", "registry.test", http.MethodGet, "http://0.0.0.0" + port, "", "an address of this machine"},
+		{"another service under the registry's name", "localhost:1", http.MethodPut, local.URL, "", "wants the upload at another host"},
 		{"a token", "registry.test", http.MethodPost, local.URL, "application/x-www-form-urlencoded", "an address of this machine"},
 		{"an upload", "registry.test", http.MethodPost, local.URL, "application/octet-stream", "wants the upload at another host"},
 		{"a token, beside a registry here", "localhost:1", http.MethodGet, local.URL, "", ""},
@@ -90,6 +97,40 @@ func TestOwnMachine(t *testing.T) {
 			}
 			if c.says == "" && (err != nil || asked.Load() != 1) || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says) || asked.Load() != 0 || transient(err)) {
 				t.Errorf("error %v, %d requests", err, asked.Load())
+			}
+		})
+	}
+}
+
+// What a registry, or whoever it names, answers to who asks for a token has a bound: all of it is in memory.
+func TestTokenIsBounded(t *testing.T) {
+	const line = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	var sent atomic.Int64
+	there := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/token" {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+r.Host+`/token",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		_, err := io.WriteString(w, `{"token": "`)
+		for chunk := strings.Repeat(line, 1<<10); err == nil && sent.Load() < 256<<20; sent.Add(int64(len(chunk))) {
+			_, err = io.WriteString(w, chunk)
+		}
+	}))
+	defer there.Close()
+	store, err := layout.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	for name, user := range map[string]string{"by a question": "", "by a form": "user"} {
+		t.Run(name, func(t *testing.T) {
+			sent.Store(0)
+			_, err := Push(t.Context(), store, strings.TrimPrefix(there.URL, "http://")+"/x/y:1", writeImage(t, store), Options{
+				Credentials: func(string) (string, string, error) { return user, user, nil },
+			})
+			if err == nil || !strings.Contains(err.Error(), "the registry's answer has more than 1MiB") || sent.Load() > 64<<20 {
+				t.Errorf("it says %v, after %d bytes", err, sent.Load())
 			}
 		})
 	}

@@ -175,7 +175,7 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, check
 // clear reports whether an error says more than that CRIU has failed.
 func clear(err error) bool {
 	text := err.Error()
-	for _, words := range []string{"CRIU said: ", "does not fit the container's spec", "gpuckpt does not restore it", "damaged checkpoint", "restored process", "of the restored container", "CRIU hangs", "was killed while CRIU had it"} {
+	for _, words := range []string{"CRIU said: ", "does not fit the container's spec", "gpuckpt does not restore it", "damaged checkpoint", "restored process", "of the restored container", "CRIU hangs", "was killed while CRIU had it", "does not hold it now"} {
 		if strings.Contains(text, words) {
 			return true
 		}

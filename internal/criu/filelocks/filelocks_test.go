@@ -250,3 +250,60 @@ func TestHidden(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// hold takes locks of a byte each, in files that are closed with the test.
+func hold(t *testing.T, files, each int) (fds []int) {
+	t.Helper()
+	for range files {
+		_, fd := file(t)
+		fds = append(fds, fd)
+		for at := each; at > 0; at-- {
+			if err := unix.FcntlFlock(uintptr(fd), unix.F_SETLK, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(2 * at), Len: 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return fds
+}
+
+// A program with as many locks as it likes does not keep others from being looked at: their locks are
+// found by their descriptors.
+func TestManyLocksOfAnother(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "locked"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	other := exec.Command("sleep", "1000")
+	other.ExtraFiles = []*os.File{f}
+	if err := errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX), other.Start()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = other.Process.Kill(), other.Wait() })
+	hold(t, 40, 1<<10)
+	if _, err := proc.Locks(func(*proc.Lock) bool { return false }); !errors.Is(err, proc.ErrTooMuch) {
+		t.Errorf("all locks of the machine are read: %v", err)
+	}
+	pid := other.Process.Pid
+	found, err := Find(pid, func() ([]int, error) { return []int{pid}, nil })
+	status, serr := proc.StatusOf(pid)
+	inside, nerr := status.NSPID()
+	if err := errors.Join(err, serr, nerr); err != nil || len(found[inside][3]) != 1 {
+		t.Errorf("found %v, %v", found, err)
+	}
+}
+
+// Each copy of a descriptor has all locks of the file: they are counted as often as they are kept.
+func TestManyDescriptors(t *testing.T) {
+	fd := hold(t, 1, 1<<10)[0]
+	for range maxLocks >> 10 {
+		copied, err := unix.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(copied) })
+	}
+	if _, err := Find(os.Getpid(), myself); err == nil || !strings.Contains(err.Error(), "more than 100000 file locks") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -26,46 +26,72 @@ type Lock struct {
 	End    string // the last byte, "EOF" for all that follow
 }
 
-// Locks lists those of the machine's locks that are wanted, without those that programs wait for.
+// mostLocks is how many of the machine's locks are read. Any program may take a million of them, and the
+// kernel begins at the first one again for each page that is read: 200,000 take minutes.
+const mostLocks = 1 << 15
+
+// Locks lists those of the machine's locks that are wanted, without those that programs wait for. The
+// error is ErrTooMuch where there are more than are read.
 func Locks(wanted func(*Lock) bool) ([]Lock, error) {
 	f, err := os.Open("/proc/locks")
 	if err != nil {
 		return nil, fmt.Errorf("list the file locks: %w", err)
 	}
 	defer f.Close()
-	return ParseLocks(f, wanted)
+	locks, err := parseLocks(f, mostLocks, wanted)
+	if err != nil {
+		return nil, fmt.Errorf("list the file locks: %w", err)
+	}
+	return locks, nil
 }
 
 // FileLocks lists the locks that a process has by one of its descriptors.
 func FileLocks(pid, fd int) ([]Lock, error) {
-	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	lines, err := FileInfo(pid, fd, "lock:\t")
 	if err != nil {
 		return nil, fmt.Errorf("list the locks of file %d of process %d: %w", fd, pid, err)
 	}
+	return parseLocks(strings.NewReader(strings.Join(lines, "\n")), len(lines), func(*Lock) bool { return true })
+}
+
+// FileInfo returns what lines of a descriptor's fdinfo have behind a prefix. Of an epoll or an inotify
+// there is a line for each file, of which a program may have a million.
+func FileInfo(pid, fd int, prefix string) (lines []string, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+	if err != nil {
+		return nil, err
+	}
 	defer f.Close()
-	var lines strings.Builder
+	if lines, err = behind(f, prefix); err != nil {
+		return nil, fmt.Errorf("read fdinfo/%d of process %d: %w", fd, pid, err)
+	}
+	return lines, nil
+}
+
+// behind returns the rest of those lines that begin with a prefix.
+func behind(r io.Reader, prefix string) (rests []string, err error) {
 	kept := Bound(0)
-	info := bufio.NewScanner(f) // of an epoll or an inotify it has a line for each file
-	for info.Scan() {
-		if lock, ok := strings.CutPrefix(info.Text(), "lock:\t"); ok {
-			lines.WriteString(lock + "\n")
-			if err := kept.Take(lock); err != nil {
-				return nil, fmt.Errorf("locks of file %d of process %d: %w", fd, pid, err)
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		if rest, ok := strings.CutPrefix(lines.Text(), prefix); ok {
+			rests = append(rests, rest)
+			if err := kept.Take(rest); err != nil {
+				return nil, err
 			}
 		}
 	}
-	if err := info.Err(); err != nil {
-		return nil, fmt.Errorf("list the locks of file %d of process %d: %w", fd, pid, err)
-	}
-	return ParseLocks(strings.NewReader(lines.String()), func(*Lock) bool { return true })
+	return rests, lines.Err()
 }
 
-// ParseLocks reads lines of /proc/locks, and returns the locks that are wanted. It leaves out those that
+// parseLocks reads lines of /proc/locks, and returns the locks that are wanted. It leaves out those that
 // programs wait for.
-func ParseLocks(r io.Reader, wanted func(*Lock) bool) ([]Lock, error) {
+func parseLocks(r io.Reader, most int, wanted func(*Lock) bool) ([]Lock, error) {
 	var locks []Lock
 	lines := bufio.NewScanner(r)
-	for lines.Scan() {
+	for n := 0; lines.Scan(); n++ {
+		if n == most {
+			return nil, fmt.Errorf("more than %d: %w", most, ErrTooMuch)
+		}
 		line := lines.Text()
 		// 1: POSIX  ADVISORY  WRITE 359 00:13:11691 0 EOF
 		f := strings.Fields(line)

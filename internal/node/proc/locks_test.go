@@ -66,5 +66,5 @@ func FuzzLocks(f *testing.F) {
 }
 
 func parse(text string) ([]Lock, error) {
-	return ParseLocks(strings.NewReader(text), func(*Lock) bool { return true })
+	return parseLocks(strings.NewReader(text), len(text)+1, func(*Lock) bool { return true })
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -74,6 +75,12 @@ func TestTextsAreBounded(t *testing.T) {
 		}
 		if text, err := Head(file); err != nil || len(text) > 4096 {
 			t.Errorf("the begin has %d bytes, %v", len(text), err)
+		}
+	}
+	const watch = "inotify wd:1 ino:2 sdev:3 mask:4\n"
+	for n, refused := range map[int]bool{1: false, mostText / 16: true} {
+		if lines, err := behind(strings.NewReader("pos:\t0\n"+strings.Repeat(watch, n)), "inotify "); errors.Is(err, ErrTooMuch) != refused || !refused && len(lines) != n {
+			t.Errorf("%d of %d lines, %v", len(lines), n, err)
 		}
 	}
 	b := Bound(0)

@@ -18,10 +18,25 @@ import (
 	"unicode/utf8"
 )
 
+// Most is how many bytes of a text are shown. An error may quote an annotation of 256 kB, or a name for
+// each of a million files; the log of operations and events have no room for that.
+const Most = 8 << 10
+
 // Text returns a text as UTF-8 in which each character can be seen: bytes that are not UTF-8, control
 // characters and others that change what is around them are written as in a Go string, such as \xff,
-// \n and \u202e. Backslashes and quotes stay.
-func Text(text string) string { return escape(text, "") }
+// \n and \u202e. Backslashes and quotes stay. A text of more than Most bytes loses its middle: an error
+// begins with what was done, and ends with the cause.
+func Text(text string) string {
+	if len(text) > 2*Most { // it gets no shorter
+		text = text[:Most] + text[len(text)-Most:]
+	}
+	seen := escape(text, "")
+	if len(seen) <= Most {
+		return seen
+	}
+	const half = Most/2 - 8
+	return strings.ToValidUTF8(seen[:half], "") + " … " + strings.ToValidUTF8(seen[len(seen)-half:], "")
+}
 
 func escape(text, keep string) string {
 	var out strings.Builder

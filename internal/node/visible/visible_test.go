@@ -29,6 +29,17 @@ func TestText(t *testing.T) {
 	}
 }
 
+// The begin of a long text is shown, and its end.
+func TestLongText(t *testing.T) {
+	for _, middle := range []string{"x", "\xff", "模", "\u202e"} {
+		text := "checkpoint: " + strings.Repeat(middle, 1<<20) + ": no room"
+		got := Text(text)
+		if len(got) > Most || !seen(got) || Text(got) != got || !strings.HasPrefix(got, "checkpoint: ") || !strings.HasSuffix(got, ": no room") || !strings.Contains(got, " … ") {
+			t.Errorf("%q a million times became %d bytes: %.40q", middle, len(got), got)
+		}
+	}
+}
+
 // everyByte has each byte alone, and between letters.
 func everyByte() (texts []string) {
 	for b := range 256 {

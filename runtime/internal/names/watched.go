@@ -67,14 +67,14 @@ func watches(list func() ([]int, error)) (map[uint64]map[inode]bool, error) {
 			return nil, err
 		}
 		for fd := range files {
-			info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+			lines, err := proc.FileInfo(pid, fd, "inotify ")
 			if err != nil && !proc.Ended(err) {
 				return nil, err
 			}
-			for line := range strings.Lines(string(info)) {
+			for _, line := range lines {
 				var wd int
 				var number, device uint64
-				if n, _ := fmt.Sscanf(line, "inotify wd:%x ino:%x sdev:%x", &wd, &number, &device); n != 3 {
+				if n, _ := fmt.Sscanf(line, "wd:%x ino:%x sdev:%x", &wd, &number, &device); n != 3 {
 					continue
 				}
 				at := inode{unix.Mkdev(uint32(device>>20), uint32(device&(1<<20-1))), number} // as the kernel counts devices itself
