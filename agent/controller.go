@@ -26,16 +26,13 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 	"github.com/gpuckpt/gpuckpt/agent/node"
+	"github.com/gpuckpt/gpuckpt/agent/turns"
 )
 
 const (
 	// handover is how long the controller may take to hand over a push secret, and look how often the
 	// agent looks for it.
 	handover, look = 2 * time.Minute, 200 * time.Millisecond
-	// next is how long until a Checkpoint is looked at again whose namespace has another one at work.
-	next = time.Second
-	// atOnce is how many namespaces have a Checkpoint at work.
-	atOnce = 16
 )
 
 // patience is how an API server is asked again that does not answer. After three minutes it is over.
@@ -67,28 +64,10 @@ type controller struct {
 	work   worker
 	now    func() time.Time
 
-	mu   sync.Mutex
-	busy map[string]bool                // the namespaces that have a Checkpoint at work
-	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
-}
+	turns turns.Turns // a registry that does not answer keeps no other namespace waiting
 
-// turn takes a namespace's turn. Each has one, so that a registry that does not answer keeps nobody else
-// waiting; ok is false if another Checkpoint of the namespace has it.
-func (c *controller) turn(namespace string) (end func(), ok bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.busy[namespace] {
-		return nil, false
-	}
-	if c.busy == nil {
-		c.busy = map[string]bool{}
-	}
-	c.busy[namespace] = true
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.busy, namespace)
-	}, true
+	mu   sync.Mutex
+	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
 }
 
 // failure is an error with a reason for the condition.
@@ -120,9 +99,9 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		// This agent is not at it: another one has begun it and is gone.
 		return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
 	}
-	end, ok := c.turn(k.Namespace)
+	end, ok := c.turns.Take(k.Namespace)
 	if !ok {
-		return ctrl.Result{RequeueAfter: next}, nil
+		return ctrl.Result{RequeueAfter: turns.Next}, nil
 	}
 	defer end()
 	began := metav1.NewTime(c.now())
@@ -309,7 +288,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 	kind := corev1.EventTypeNormal
 	if err != nil {
 		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed
-		condition.Type, condition.Reason, condition.Message = api.HasFailed, "Failed", err.Error()
+		condition.Type, condition.Reason, condition.Message = api.HasFailed, "Failed", api.Text(err.Error())
 		if f, ok := errors.AsType[failure](err); ok {
 			condition.Reason = f.reason
 		}

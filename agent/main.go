@@ -34,6 +34,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/hook"
 	"github.com/gpuckpt/gpuckpt/agent/node"
 	"github.com/gpuckpt/gpuckpt/agent/tell"
+	"github.com/gpuckpt/gpuckpt/agent/turns"
 )
 
 func main() {
@@ -112,7 +113,7 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		client: m.GetClient(), direct: m.GetAPIReader(), events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
 		node: name, work: n, now: time.Now,
 	}
-	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).WithOptions(runner.Options{MaxConcurrentReconciles: atOnce}).Complete(c); err != nil {
+	if err := ctrl.NewControllerManagedBy(m).Named("checkpoint").For(&api.Checkpoint{}).WithOptions(runner.Options{MaxConcurrentReconciles: turns.AtOnce}).Complete(c); err != nil {
 		return err
 	}
 	// A Checkpoint whose agent was killed may be over by now: the controller ends it while no agent is here.

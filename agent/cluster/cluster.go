@@ -17,12 +17,14 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	runner "sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
+	"github.com/gpuckpt/gpuckpt/agent/turns"
 )
 
 // cluster is what all of them work with.
@@ -60,13 +62,15 @@ func Add(m manager.Manager, o Options) error {
 		return o.GetAnnotations()[api.OnEviction] != "" || o.GetAnnotations()[api.OnDeletion] != ""
 	}))
 	comesOrGoes := builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
-	build := func(name string) *ctrl.Builder { return ctrl.NewControllerManagedBy(m).Named(name) }
+	build := func(name string) *ctrl.Builder {
+		return ctrl.NewControllerManagedBy(m).Named(name).WithOptions(runner.Options{MaxConcurrentReconciles: turns.AtOnce})
+	}
 	return errors.Join(
-		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(&migrations{c}),
-		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(&schedules{c}),
-		build("ending").For(&corev1.Pod{}, ends).Complete(&endings{c}),
-		build("attendance").For(&api.Checkpoint{}).Complete(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)}),
-		build("image").For(&api.Checkpoint{}).Complete(&pruner{c, o.PlainHTTP}),
+		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(turns.Share(&migrations{c})),
+		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
+		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
+		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)})),
+		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),
 	)
 }

@@ -49,7 +49,7 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	case apierrors.IsAlreadyExists(err):
 		return ctrl.Result{}, nil
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err): // no repository, or none that is one
-		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", fmt.Sprintf("it ends without a checkpoint: %v", err))
+		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(fmt.Sprintf("it ends without a checkpoint: %v", err)))
 		return ctrl.Result{}, nil
 	case err != nil:
 		return ctrl.Result{}, err

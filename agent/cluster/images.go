@@ -4,13 +4,17 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -27,6 +31,9 @@ import (
 
 // pruneLimit is how long a registry that does not answer keeps a Checkpoint from going.
 const pruneLimit = 10 * time.Minute
+
+// pruneTry is how long an answer is waited for at a time.
+var pruneTry = 15 * time.Second
 
 // pruner deletes the images of Checkpoints that go, where they have the finalizer for it.
 type pruner struct {
@@ -48,7 +55,7 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 		if temporary := !ok || refused.StatusCode >= http.StatusInternalServerError; temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
-		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", err.Error())
+		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", api.Text(err.Error()))
 	}
 	controllerutil.RemoveFinalizer(&k, api.ImageFinalizer)
 	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &k))
@@ -64,6 +71,8 @@ func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
 	for _, a := range auths {
 		login = authn.FromConfig(a)
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, pruneTry, fmt.Errorf("the registry has not answered within %s", pruneTry))
+	defer cancel()
 	for _, c := range k.Status.Containers {
 		var options []name.Option
 		if r.plainHTTP {
@@ -73,15 +82,42 @@ func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
 		if err != nil {
 			return err
 		}
-		err = remote.Delete(image, remote.WithAuth(login), remote.WithContext(ctx))
+		err = remote.Delete(image, remote.WithAuth(login), remote.WithContext(ctx), remote.WithTransport(deletes{image.Registry.RegistryStr()}))
 		if refused, ok := errors.AsType[*transport.Error](err); ok && refused.StatusCode == http.StatusNotFound {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("delete the image %s: %w", image, err)
+			return fmt.Errorf("delete the image %s: %w", image, cmp.Or(context.Cause(ctx), err))
 		}
 	}
 	return nil
+}
+
+// deletes asks a registry. Another host that it names is asked for a token at most, and only outside of
+// the controller's own pod and node.
+type deletes struct{ registry string }
+
+// elsewhere is for what is not the registry.
+var elsewhere = func() *http.Transport {
+	t := remote.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
+	t.DialContext = (&net.Dialer{Timeout: pruneTry, Control: func(_, address string, _ syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		if ip := at.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() {
+			return fmt.Errorf("the registry names an address of the controller's own, %s: it is not asked", address)
+		}
+		return nil
+	}}).DialContext
+	return t
+}()
+
+func (d deletes) RoundTrip(r *http.Request) (*http.Response, error) {
+	switch {
+	case r.URL.Host == d.registry:
+		return remote.DefaultTransport.RoundTrip(r)
+	case r.Method == http.MethodDelete:
+		return nil, fmt.Errorf("the registry wants the image deleted at another host, %s: that is not asked", r.URL.Host)
+	}
+	return elsewhere.RoundTrip(r)
 }
 
 // auths returns what the Checkpoint's secret has for the registry that it is pushed to. Nothing else of it

@@ -1,0 +1,107 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+	"github.com/gpuckpt/gpuckpt/agent/turns"
+)
+
+// pruning returns what the deletion of a Checkpoint's image comes to, at a registry that answers so.
+func pruning(t *testing.T, registry http.HandlerFunc) error {
+	t.Helper()
+	there := httptest.NewServer(registry)
+	t.Cleanup(there.Close)
+	digest := "sha256:" + strings.Repeat("a", 64)
+	k := newTest(t, &api.Checkpoint{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Finalizers: []string{api.ImageFinalizer}},
+		Spec:       api.Spec{Repository: strings.TrimPrefix(there.URL, "http://") + "/job"},
+		Status:     api.Status{Phase: api.Succeeded, Containers: []api.Container{{Digest: digest}}},
+	})
+	k.must(k.client.Delete(t.Context(), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}}))
+	k.clock = time.Now()
+	_, err := (&pruner{k.cluster, true}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
+	return err
+}
+
+// A registry that says nothing is not waited for any longer than it takes others.
+func TestPruneOfASilentRegistry(t *testing.T) {
+	usual := pruneTry
+	pruneTry = 200 * time.Millisecond
+	t.Cleanup(func() { pruneTry = usual })
+	began := time.Now()
+	err := pruning(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "the registry has not answered within") || took > 10*time.Second {
+		t.Errorf("after %s: %v", took, err)
+	}
+}
+
+// A registry has the controller ask nothing of another host, but for a token, and nothing of its own.
+func TestPruneElsewhere(t *testing.T) {
+	var asked atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer other.Close()
+	by := strings.Replace(other.URL, "127.0.0.1", "localhost", 1) // a name, which go-containerregistry lets pass
+	for says, answer := range map[string]http.HandlerFunc{
+		"the registry wants the image deleted at another host": func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodDelete {
+				http.Redirect(w, r, by+"/v1/kv/anything", http.StatusTemporaryRedirect)
+			}
+		},
+		"the registry names an address of the controller's own": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", `Bearer realm="`+by+`/latest/meta-data",service="x"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		},
+	} {
+		if err := pruning(t, answer); err == nil || !strings.Contains(err.Error(), says) || asked.Load() > 0 {
+			t.Errorf("%v, after %d requests to another host; want %q", err, asked.Load(), says)
+		}
+	}
+}
+
+// What one namespace has at work, of any kind, keeps no other's waiting.
+func TestNamespacesShareTheController(t *testing.T) {
+	begun, goesOn := make(chan struct{}), make(chan struct{})
+	r := turns.Share(reconcile.Func(func(_ context.Context, request ctrl.Request) (ctrl.Result, error) {
+		if request.Name == "slow" {
+			close(begun)
+			<-goesOn
+		}
+		return ctrl.Result{}, nil
+	}))
+	reconcile := func(namespace, name string) time.Duration {
+		result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: namespace, Name: name}})
+		if err != nil {
+			t.Error(err)
+		}
+		return result.RequeueAfter
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		reconcile("first", "slow")
+	}()
+	<-begun
+	if reconcile("second", "k") != 0 || reconcile("first", "k") != turns.Next {
+		t.Error("the second namespace waits, or the first has two turns")
+	}
+	close(goesOn)
+	<-ended
+	if reconcile("first", "k") != 0 {
+		t.Error("the first namespace's turn has not ended")
+	}
+}
