@@ -156,6 +156,7 @@ func TestReasons(t *testing.T) {
 		{state: "watch-removed", file: "/gone", says: "a file that was removed"},
 		{state: "watch-proc", says: "one of /proc or /sys"},
 		{state: "thread-pidfd", says: "a pidfd of a thread", machine: "pidfd_open"},
+		{state: "sealed-memfd", says: "sealed with F_SEAL_WRITE", machine: "mmap"},
 		{state: "huge-memfd", says: "MFD_HUGETLB", machine: "memfd_create"},
 		{state: "sent-too-early", file: "/early", says: "before its connection was accepted"},
 		{state: "left-too-early", file: "/early", says: "before its connection was accepted"},

@@ -556,6 +556,16 @@ static void watch_proc(void)
 	must(inotify_add_watch(a, "/proc/self", IN_MODIFY));
 }
 
+// Memory that can be read and no longer written, as a program hands it to others.
+static void sealed_memfd(void)
+{
+	a = (int)must(memfd_create("sealed", MFD_ALLOW_SEALING));
+	must(ftruncate(a, 4096));
+	must(fcntl(a, F_ADD_SEALS, F_SEAL_WRITE));
+	if (mmap(NULL, 4096, PROT_READ, MAP_SHARED, a, 0) == MAP_FAILED)
+		must_(-1, "mmap");
+}
+
 static void thread_pidfd(void) { must(syscall(SYS_pidfd_open, gettid(), O_EXCL)); }
 static void huge_memfd(void) { must(ftruncate((int)must(memfd_create("odd", MFD_HUGETLB)), 2 << 20)); }
 
@@ -703,6 +713,7 @@ static const struct state {
 	{"watch-removed", watch_removed, NULL},
 	{"watch-proc", watch_proc, NULL},
 	{"thread-pidfd", thread_pidfd, NULL},
+	{"sealed-memfd", sealed_memfd, NULL},
 	{"huge-memfd", huge_memfd, NULL},
 	{"sent-too-early", sent_too_early, NULL},
 	{"left-too-early", left_too_early, NULL},

@@ -39,3 +39,22 @@ func (m *Mapping) IsSegment() bool {
 func (m *Mapping) File(pid int) string {
 	return fmt.Sprintf("/proc/%d/map_files/%x-%x", pid, m.Start, m.End)
 }
+
+// MapsSealed reports whether a process has a memfd mapped shared that is sealed against writing.
+func MapsSealed(pid int) (bool, error) {
+	mappings, err := Maps(pid, func(m *Mapping) bool {
+		return m.Permissions[3] == 's' && strings.HasPrefix(m.Path, "/memfd:")
+	})
+	for _, m := range mappings {
+		fd, err := unix.Open(m.File(pid), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err != nil {
+			continue // it has been unmapped
+		}
+		seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+		unix.Close(fd)
+		if err == nil && seals&unix.F_SEAL_WRITE != 0 {
+			return true, nil
+		}
+	}
+	return false, err
+}

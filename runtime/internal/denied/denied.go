@@ -114,8 +114,8 @@ func allArchitectures() []specs.Arch {
 	return nil
 }
 
-// Refuse refuses a container with a process that has io_uring open or mapped, or an MPTCP socket. list
-// returns its processes; one that has ended is not refused.
+// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, or a sealed
+// memfd mapped (proc.MapsSealed). list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
 	const file = "anon_inode:[io_uring]"
 	pids, err := list()
@@ -131,8 +131,16 @@ func Refuse(list func() ([]int, error)) error {
 		if err == nil && !uses {
 			mptcp, err = proc.HasSocket(pid, unix.IPPROTO_MPTCP)
 		}
+		sealed := false
+		if err == nil && !uses && !mptcp {
+			sealed, err = proc.MapsSealed(pid)
+		}
 		if err != nil && !proc.Ended(err) {
 			return err
+		}
+		if sealed {
+			return fmt.Errorf("process %s has a memfd mapped shared that is sealed with F_SEAL_WRITE, which CRIU maps before it seals it, and the kernel refuses that: have the program unmap it before a checkpoint, or map it privately: %w",
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 		if mptcp {
 			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: have it use TCP (a Go program with the environment GODEBUG=multipathtcp=0): %w",
