@@ -256,7 +256,7 @@ func (s *containerSubject) cudaStep(ctx context.Context, init int, step string) 
 	group, ctx := errgroup.WithContext(ctx)
 	for _, pid := range pids {
 		group.Go(func() error {
-			cmd := exec.CommandContext(ctx, program, "cuda", step, strconv.Itoa(pid))
+			cmd := exec.CommandContext(ctx, program, "cuda", "--action", step, "--pid", strconv.Itoa(pid))
 			cmd.Env = append(s.c.HostEnv(), "PATH="+s.c.Bins().SearchPath())
 			if out, err := cmd.CombinedOutput(); err != nil {
 				return fmt.Errorf("gpuckpt cuda %s %d: %w: %s", step, pid, err, strings.TrimSpace(string(out)))
