@@ -64,13 +64,13 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	if err := localstore.Tag(ctx, c, s.ref, image.Target); err != nil {
 		return nil, nil, err
 	}
-	if err := end(true); err != nil {
-		return nil, nil, err
-	}
 	if make != nil && snapshotter != "" {
 		if err := localstore.Unpack(ctx, c, pulled, snapshotter); err != nil {
 			return nil, nil, err
 		}
+	}
+	if err := end(true); err != nil {
+		return nil, nil, err
 	}
 	return pulled, s.End("pulled"), nil
 }
