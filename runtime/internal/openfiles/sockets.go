@@ -126,7 +126,13 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	if err := saveSemaphores(dir, dumped, inside); err != nil {
 		return err
 	}
-	var text strings.Builder
+	file := filepath.Join(dir, image.SocketsName)
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	text := bufio.NewWriter(f) // a container may have a hundred thousand sockets
 	seen := make(map[uint64]bool)
 	for number, pid := range inside {
 		joined, err := groupsOf(pid)
@@ -137,7 +143,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 			var st unix.Stat_t
 			if unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
 				seen[st.Ino] = true
-				write(&text, socket{pid: number, fd: fd, values: readOptions(s), groups: memberships(s, joined)})
+				write(text, socket{pid: number, fd: fd, values: readOptions(s), groups: memberships(s, joined)})
 			}
 			return false
 		})
@@ -145,10 +151,10 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 			return err
 		}
 	}
-	if text.Len() == 0 {
-		return nil
+	if len(seen) == 0 {
+		return os.Remove(file)
 	}
-	return os.WriteFile(filepath.Join(dir, image.SocketsName), []byte(text.String()), 0o600)
+	return errors.Join(text.Flush(), f.Close())
 }
 
 // write writes a line: the process, the descriptor, and the values as LEVEL.NUMBER=HEX, then the groups.

@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
@@ -32,8 +33,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// byThread is SIGEV_THREAD_ID.
-const byThread = 4
+const (
+	byThread = 4 // SIGEV_THREAD_ID
+	// maxVariable bounds a variable of CRIU's environment, in bytes: execve(2) takes 128 KiB.
+	maxVariable = 100 << 10
+)
 
 // Told is what is found. A nil one is nothing.
 type Told struct {
@@ -42,8 +46,9 @@ type Told struct {
 	inodes []string
 	timers []int // processes with such timers, as they count themselves
 
-	watched []watch
-	hidden  []string // lines of files in /proc, "PID/FD/LINE"
+	watched  []watch
+	compared int      // files with watches
+	hidden   []string // lines of files in /proc, "PID/FD/LINE"
 }
 
 // Look looks at the processes of a container; init is the first one.
@@ -137,6 +142,11 @@ func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 {
 		return ctx, nil
 	}
+	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
+	if max(len(closed), len(hidden)) > maxVariable {
+		return ctx, fmt.Errorf("%d Unix sockets are connected to programs outside, and epolls watch %d files that their processes have closed: CRIU can be told of some thousands; close some before a checkpoint: %w",
+			len(t.inodes), len(t.hidden), errdefs.ErrFailedPrecondition)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return ctx, err
@@ -145,8 +155,8 @@ func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 	if err != nil {
 		return ctx, err
 	}
-	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+library, "GPUCKPT_CLOSED="+strings.Join(t.inodes, " "),
-		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+strings.Join(t.hidden, " ")), nil
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+library, "GPUCKPT_CLOSED="+closed,
+		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+hidden), nil
 }
 
 // Complete puts into the directory of CRIU's images what CRIU was not told.

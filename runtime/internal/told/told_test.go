@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 )
 
@@ -114,4 +116,15 @@ func TestWatches(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("1 5 2 3 1 7\n")
 	f.Fuzz(func(_ *testing.T, text string) { _, _ = parse(strings.NewReader(text)) })
+}
+
+// What a program can have in any number is refused when it is too much, in words.
+func TestTooMuch(t *testing.T) {
+	if _, err := (&Told{compared: mostComparisons}).findFile(os.Getpid(), os.Getpid(), slot{epoll: 1 << 20}, -1); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("comparisons without end: %v", err)
+	}
+	many := &Told{inodes: slices.Repeat([]string{"4294967295"}, 20_000)}
+	if _, err := many.Environment(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("20,000 sockets: %v", err)
+	}
 }

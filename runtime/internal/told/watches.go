@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -24,6 +25,8 @@ const (
 	sameWatch  = 7 // KCMP_EPOLL_TFD
 	maxWatches = 100_000
 	maxErrors  = 16
+	// mostComparisons take a second or so.
+	mostComparisons = 1 << 20
 )
 
 // watch is a file that an epoll watches, and that the epoll's process has not open.
@@ -45,21 +48,21 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 		return err
 	}
 	for epoll := range epolls {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, epoll))
+		rows, err := proc.FileInfo(pid, epoll, "tfd:")
 		if err != nil {
 			return err
 		}
 		count := make(map[uint32]uint32)
 		line := 0
-		for row := range strings.Lines(string(text)) {
+		for _, row := range rows {
 			w, s := watch{pid: number, epoll: epoll}, slot{epoll: uint32(epoll)}
-			if n, _ := fmt.Sscanf(row, "tfd: %d events: %x data: %x", &s.fd, &w.events, &w.data); n != 3 {
+			if n, _ := fmt.Sscanf(row, " %d events: %x data: %x", &s.fd, &w.events, &w.data); n != 3 {
 				continue
 			}
 			line++
 			s.n = count[s.fd]
 			count[s.fd]++
-			has, err := findFile(pid, pid, s, int(s.fd))
+			has, err := t.findFile(pid, pid, s, int(s.fd))
 			if err != nil {
 				return err
 			}
@@ -70,7 +73,7 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 				if other == pid {
 					continue
 				}
-				if has, err = findFile(other, pid, s, -1); err != nil {
+				if has, err = t.findFile(other, pid, s, -1); err != nil {
 					return err
 				}
 				if has >= 0 {
@@ -86,8 +89,9 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 }
 
 // findFile returns a descriptor of a process that is the file which another's epoll watches, -1 for none.
-// As a rule it is the one whose number the watch has, which is tried first.
-func findFile(pid, owner int, s slot, first int) (int, error) {
+// As a rule it is the one whose number the watch has, which is tried first. Where that is not so, each file
+// may have to be compared with each watch: a container has most comparisons of them.
+func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 	is := func(fd int) bool {
 		r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(owner), sameWatch, uintptr(fd), uintptr(unsafe.Pointer(&s)), 0)
 		return errno == 0 && r == 0 || errno == unix.ENOSYS // CRIU compares numbers alone then
@@ -100,6 +104,9 @@ func findFile(pid, owner int, s slot, first int) (int, error) {
 		return -1, err
 	}
 	for fd := range files {
+		if t.compared++; t.compared > mostComparisons {
+			return -1, fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+		}
 		if is(fd) {
 			return fd, nil
 		}
