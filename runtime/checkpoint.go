@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	goruntime "runtime"
 	"slices"
 	"sync"
 	"time"
@@ -509,9 +508,6 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err != nil {
 		return err
 	}
-	// The kernel kills runc when the thread that started it ends, see restoreProcesses.
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
 	back, err := c.steady()
 	if err != nil {
 		return err

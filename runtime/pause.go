@@ -105,6 +105,8 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 			c.frozen.Store(cg)
 		}
 	} else if !c.paused {
+		// If runc has frozen it and a child of vfork could not be waited for, runc takes it for a paused one.
+		_, _ = s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskAPI.ResumeRequest{ID: c.id})
 		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // a runc that was killed may have frozen it
 			err = sequence.Join(err, cg.Thaw())
 		}

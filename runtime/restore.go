@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	goruntime "runtime"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -188,10 +187,6 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
-		// The kernel kills runc when the thread that started it ends (go-runc sets PDEATHSIG),
-		// and a thread that has entered a namespace ends: no other goroutine may use this one.
-		goruntime.LockOSThread()
-		defer goruntime.UnlockOSThread()
 		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
 		cancel(errors.New("CRIU ended"))
 	}()

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/go-runc"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/containerd/ttrpc"
@@ -61,6 +62,7 @@ func newService(ctx context.Context, events shim.Publisher, down shutdown.Servic
 	if err != nil {
 		return nil, err
 	}
+	runc.Monitor = monitor{reaper.Default}
 	return &Service{
 		TTRPCTaskService: inner,
 		oom:              host.NewOOMWatch(ctx, events),

@@ -47,7 +47,7 @@ func Containers(ctx context.Context, c *client.Client, targets []Target, o Optio
 	}
 	memory := min(o.InMemory, spareMemory(ctx, c, o.Dir))
 	results, err := all.checkpoint(ctx, memory)
-	if memory == 0 || ctx.Err() != nil || !hadNoRoom(err) {
+	if memory == 0 || ctx.Err() != nil || !hadNoRoom(err) || all.stuck() {
 		return results, err
 	}
 	if all, err = prepared(ctx, c, targets, o); err != nil {
@@ -210,6 +210,11 @@ func (all cut) images() string {
 		names = append(names, r.Image)
 	}
 	return "the images " + strings.Join(names, ", ") + " are"
+}
+
+// stuck reports whether one is still paused, and would be taken for one that its client has paused.
+func (all cut) stuck() bool {
+	return slices.ContainsFunc(all, func(r *run) bool { return !r.pausedAt.IsZero() })
 }
 
 func (all cut) resume(ctx context.Context) error {
