@@ -162,8 +162,9 @@ func TestEvents(t *testing.T) {
 	harness.Says(t, err, "inventory.img")
 	expect("/gpuckpt/restore-failed", "restore", "inventory.img")
 
-	// runc's part of the shim and gpuckpt's publish beside each other: in no order.
-	wanted := map[string]int{"/tasks/paused": 3, "/tasks/resumed": 3, "/tasks/checkpointed": 2, "/tasks/start": 1, "/tasks/exit": 2}
+	// runc's part of the shim and gpuckpt's publish beside each other: in no order. The exit of a shim's last container
+	// is not among them: runc's part says that it has ended before it publishes so, and containerd may end the shim between.
+	wanted := map[string]int{"/tasks/paused": 3, "/tasks/resumed": 3, "/tasks/checkpointed": 2, "/tasks/start": 1}
 	for len(wanted) > 0 {
 		e := next(t, tasks, k.ID)
 		if wanted[e.topic]--; wanted[e.topic] <= 0 {
