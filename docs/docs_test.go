@@ -134,7 +134,7 @@ func TestStepsExplained(t *testing.T) {
 func TestSecurityNamesTests(t *testing.T) {
 	there := tests(t)
 	texts, named := documents(t), regexp.MustCompile("`(Test\\w+)`")
-	for _, path := range []string{"security.md", "secure.md", "../SECURITY.md"} {
+	for _, path := range []string{"security.md", "internals/guard.md", "../SECURITY.md"} {
 		for _, match := range named.FindAllStringSubmatch(texts[path], -1) {
 			if !there[match[1]] {
 				t.Errorf("%s names %s, and there is no such test", path, match[1])
@@ -142,9 +142,9 @@ func TestSecurityNamesTests(t *testing.T) {
 		}
 	}
 	for n := range 21 {
-		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\| F%d \|.*\|([^|]+)\|$`, n)).FindStringSubmatch(texts["security.md"])
+		row := regexp.MustCompile(fmt.Sprintf(`(?m)^\| F%d \|.*\|([^|]+)\|$`, n)).FindStringSubmatch(texts["internals/guard.md"])
 		if row == nil || !named.MatchString(row[1]) && strings.TrimSpace(row[1]) != "open" {
-			t.Errorf("security.md has no row for F%d with a test, or one that is open", n)
+			t.Errorf("guard.md has no row for F%d with a test, or one that is open", n)
 		}
 	}
 }

@@ -34,7 +34,7 @@ var Others = []Elsewhere{
 	{Document: "kubernetes.md", Section: "From nothing to a restored pod in ten commands", Test: "integration/kubernetes/documented_test.go:TestDocument"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^kubectl `, Test: "integration/kubernetes/objects_test.go:TestObjects"},
-	{Document: "secure.md", Section: "Keys in a cluster", Test: "integration/kubernetes/objects_test.go:TestObjects"},
+	{Document: "security.md", Section: "Keys in a cluster", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "objects.md", Section: "Move a pod", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "objects.md", Section: "Scale out from a checkpoint|A Job that is preempted", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "install.md", Section: "Check what you downloaded", Test: "hack/release/whole/whole_test.go:TestDocument"},
@@ -82,7 +82,7 @@ var Sessions = []Session{
 		"Check a node", "For schedulers", "See the GPU containers", "What was done, and how long it took", "A container is stuck", "A client was killed between its pause and its resume",
 	}},
 	{Document: "cli.md", Sections: []string{"Recover after a crash"}},
-	{Document: "secure.md", Sections: []string{"Signatures"}},
+	{Document: "security.md", Sections: []string{"Signatures"}},
 }
 
 // Covers reports whether the entry is about the line.

@@ -311,7 +311,7 @@ func TestDifferent(t *testing.T) {
 		{"lock-future", "new memory is not locked", "| `mlockall(MCL_FUTURE)` | what is locked stays so, new memory is not locked |"},
 		{"queued-udp", "lost", "| UDP datagrams that no program has read | lost, as in a network |"},
 		{"queued-sender", "without a sender", "| sender of a Unix datagram that no program has read | none |"},
-		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [secure.md](secure.md#landlock) |"},
+		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [security.md](security.md#landlock) |"},
 		{"start-time", "that of the restore", "| start time of a process, by which psutil and Ray know it | that of the restore |"},
 	} {
 		t.Run(test.state, func(t *testing.T) {

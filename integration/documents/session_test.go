@@ -29,7 +29,7 @@ var before = map[string]string{
 	"suspend.md":  run,
 	"images.md":   run + checkpoint + remove,
 	"operate.md":  run + checkpoint + "ctr tasks checkpoint --image-path /var/lib/checkpoints/job job\n",
-	"secure.md": run + checkpoint + "ctr images tag example.com/job:1 registry.example.com/job:2\n" +
+	"security.md": run + checkpoint + "ctr images tag example.com/job:1 registry.example.com/job:2\n" +
 		"openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out release.key\nopenssl pkey -in release.key -pubout -out release.pub\n",
 }
 

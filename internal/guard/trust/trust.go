@@ -7,7 +7,7 @@
 // begins, and its Seal signs the checkpoint as the last thing before it is complete. Admit
 // is the first that looks at a checkpoint in a restore: before it has returned, nobody has
 // parsed any byte of it. A Rest compares the memory of processes, which nobody parses, meanwhile and
-// before a program runs. See docs/secure.md.
+// before a program runs. See docs/security.md.
 package trust
 
 import (
