@@ -224,6 +224,10 @@ package: build ## Pack what a node needs into .build/gpuckpt.tar.gz.
 compatibility: ## Write docs/compatibility.md out of docs/results.
 	go -C integration run ./compatibility
 
+.PHONY: reference
+reference: ## Write docs/reference.md out of the code.
+	go test -count=1 -run '^TestReference$$' ./cmd/gpuckpt -args -write
+
 .PHONY: faults-page
 faults-page: ## Write docs/internals/faults.md out of the table of faults.
 	go -C integration run ./faults/page

@@ -10,33 +10,34 @@
 // except a Task Update, whose annotations are orders and are not kept.
 package annotations
 
-// On a container; docs/configuration.md describes them. On a pod they reach the
+// On a container: docs/reference.md has these comments. On a pod they reach the
 // shim only if containerd's configuration of the runtime has pod_annotations =
 // ["dev.gpuckpt.*"].
 const (
-	// Restore asks that the container's image, a checkpoint, is restored ("true")
-	// or started afresh ("false").
+	// Restore is true to restore a container whose image is a checkpoint, false to start it afresh.
 	Restore = "dev.gpuckpt.restore"
-	// OnCheckpoint decides whether the container continues after a checkpoint
-	// whose request has no options, the kubelet's and nerdctl's: "keep" or "stop".
+	// OnCheckpoint is keep (the default) or stop: what becomes of the container after a checkpoint whose
+	// request has no options. Requests of ctr have options, those of the kubelet and nerdctl do not.
 	OnCheckpoint = "dev.gpuckpt.on-checkpoint"
-	// IOUring decides about io_uring, which CRIU cannot dump: "allow", or "deny", the default.
+	// IOUring is deny (the default) or allow: whether io_uring, MPTCP and Landlock fail as on a kernel
+	// without them. CRIU cannot dump them.
 	IOUring = "dev.gpuckpt.io-uring"
-	// Interposer has a container's programs load the interposer, "true" (package interposer).
+	// Interposer is true to have the container's programs load the interposer, false (the default) not.
 	Interposer = "dev.gpuckpt.interposer"
-	// Companion is the name that Interposer had until November 2026: specs of older checkpoints have it.
+	// Companion is the name that dev.gpuckpt.interposer had until November 2026: older checkpoints have it.
 	Companion = "dev.gpuckpt.companion"
-	// HookPrefix begins the annotations of hooks: dev.gpuckpt.hook.before-checkpoint,
-	// …after-checkpoint and …after-restore, and beside them …timeout and …after-restore.on-failure.
+	// HookPrefix begins the annotations of hooks: before-checkpoint, after-checkpoint and after-restore,
+	// a command or a signal each. timeout and after-restore.on-failure are further ones.
 	HookPrefix = "dev.gpuckpt.hook."
-	// ChangedFiles decides what becomes of a restore when a file on a volume, which a program had open
-	// or mapped, has another size: "refuse" or "accept". One that is open for appending may grow.
+	// ChangedFiles is refuse (the default) or accept: whether a file on a volume, which a program had
+	// open or mapped, may have another size at the restore. One that is open for appending may grow.
 	ChangedFiles = "dev.gpuckpt.changed-files"
-	// CRIUPrefix begins the annotations that set an option of CRIU:
-	// dev.gpuckpt.criu.tcp-established = "true".
+	// CRIUPrefix begins the annotations that set an option of CRIU: true, false or its value. They win
+	// over [criu.options].
 	CRIUPrefix = "dev.gpuckpt.criu."
-	// ContainerName is the name of the container that a checkpoint was taken of. It is
-	// not org.criu.checkpoint.container.name: by that key CRI of containerd 2.2 and 2.3
+	// ContainerName is the name of the container that a checkpoint was taken of, in the checkpoint.
+	//
+	// It is not org.criu.checkpoint.container.name: by that key CRI of containerd 2.2 and 2.3
 	// knows images in another form, which it refuses to run.
 	ContainerName = "dev.gpuckpt.container.name"
 )

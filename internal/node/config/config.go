@@ -34,28 +34,28 @@ const Path = "/etc/gpuckpt/config.toml"
 // ErrInvalid is the error of a file that cannot be used.
 var ErrInvalid = errors.New("gpuckpt configuration")
 
-// Node is the node's file; docs/configuration.md describes it.
+// Node is the node's file. The comments on its fields are what docs/reference.md says of the settings.
 type Node struct {
-	// DriverRoot is the directory of the driver's libraries. Empty: package driverroot finds it.
+	// DriverRoot is where NVIDIA's driver is, such as /run/nvidia/driver. Empty: it is looked for.
 	DriverRoot string `toml:"driver_root"`
-	// LockTimeout is how long a checkpoint waits for what is at work: what a process has submitted to
-	// its GPUs, and processes that were exec'd into the container. CRIU's CUDA plugin has the same
-	// default, 10 s.
+	// LockTimeout is how long a checkpoint waits for GPU work of all processes, and for processes that
+	// were exec'd into the container. Longer work fails the checkpoint. Units: ms, s, m.
 	LockTimeout Duration `toml:"lock_timeout"`
 	// StallTimeout is how long the driver may do nothing while it moves GPU memory, before it is taken
-	// for hung. CRIU has CRIUTimeout.
+	// for hung. CRIU has twice as long.
 	StallTimeout Duration `toml:"stall_timeout"`
-	// Shells decides what becomes of exec'd processes with a terminal in a checkpoint: Refuse or End.
+	// Shells decides what becomes of exec'd processes with a terminal: refuse the checkpoint, or end them.
 	Shells string `toml:"shells"`
-	// HookTimeout is the longest time that a container may give its hooks.
+	// HookTimeout is the longest time that a container's annotations may give its hooks.
 	HookTimeout Duration `toml:"hook_timeout"`
-	// ForkLimit is how much more memory, in bytes, a dump may have than the container takes: what
-	// processes share since a fork is dumped for each. 0 is half of the room on the dump's disk.
+	// ForkLimit is how many bytes a dump may have more than the container takes, because CRIU writes
+	// memory that processes share since a fork for each. 0: half of the room on the dump's disk.
 	ForkLimit int64 `toml:"fork_limit"`
-	// LogDir keeps the logs of CRIU runs that failed, one of each kind for a container.
+	// LogDir keeps the logs of CRIU runs that failed, the last of each kind:
+	// NAMESPACE-CONTAINER-dump.log, …-restore.log.
 	LogDir string `toml:"log_dir"`
-	// StateDir keeps a record of each container that is being changed, for the case that its shim or
-	// the node dies. It must be on a disk.
+	// StateDir keeps a record of each container that is being changed, for gpuckpt recover. It must be
+	// on a disk.
 	StateDir string `toml:"state_dir"`
 	// CDISpecDirs are the directories of the node's CDI specifications. A later one overrides an
 	// earlier one, as in containerd's configuration.
@@ -84,16 +84,17 @@ func (n Node) LargeMemory() uint64 {
 
 // Staging is the section [staging]: where GPU state goes on its way.
 type Staging struct {
-	// Steer decides whether GPU state bypasses CRIU, in files of its own. Without, the driver fills
-	// memory of the container and CRIU dumps it.
+	// Steer decides whether GPU state and large host memory go past CRIU, in files of their own. If not,
+	// the driver fills memory of the container and CRIU dumps it, which is slower. Processors other
+	// than x86-64 always work so.
 	Steer bool `toml:"steer"`
-	// Cgroup is what the memory for GPU state is charged to, a path from the root of the memory
-	// hierarchy. Empty: the cgroup of containerd's shims.
+	// Cgroup is the memory cgroup that is charged for GPU state, made when it is first needed: a path
+	// without a leading slash. Empty: that of containerd's shims.
 	Cgroup string `toml:"cgroup"`
-	// MemoryLimit bounds that cgroup, in bytes; 0 leaves it as it is.
+	// MemoryLimit is the limit of that cgroup, in bytes. 0 leaves it as it is.
 	MemoryLimit int64 `toml:"memory_limit"`
-	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory:
-	// Refuse, WriteThrough or Driver.
+	// WhenShort decides what becomes of a checkpoint whose GPU state does not fit in memory: refuse,
+	// write-through to the disk, or leave it to the driver.
 	WhenShort string `toml:"when_short"`
 }
 
@@ -114,7 +115,8 @@ func (s Staging) Buffer() uint64 {
 
 // Encryption is the section [encryption]: checkpoints in registries. The shim does not use it.
 type Encryption struct {
-	// Recipients are files or directories of public keys that pushed checkpoints are encrypted for.
+	// Recipients are files, or directories of files, with public keys or certificates that gpuckpt image
+	// push encrypts for. --encrypt replaces them.
 	Recipients []string `toml:"recipients"`
 }
 
@@ -124,11 +126,11 @@ const DecryptionKeys = "/etc/containerd/ocicrypt/keys"
 
 // CRIU is the section [criu].
 type CRIU struct {
-	// Path of the criu to use, absolute and of that name; its directory comes first in $PATH, where
-	// runc looks. Empty: the one of this release, in ../lib/gpuckpt/criu, else that of $PATH.
+	// Path is an absolute path that ends in /criu. Empty: the one that the release came with, else the
+	// first in containerd's $PATH.
 	Path string `toml:"path"`
-	// Options are lines for CRIU's configuration file, by the names of its command line: true, a
-	// string, a number, or a list of strings.
+	// Options are options of CRIU by the names of its command line: true, a whole number, a string, or a
+	// list of strings.
 	Options map[string]any `toml:"options"`
 }
 
@@ -138,11 +140,11 @@ const MaxCopyThreads = 32
 // Debug is the section [debug]: what tests and the benchmark compare with. It may change in any
 // release.
 type Debug struct {
-	// CopyThreads is how many threads copy GPU state in each process, the driver's own included; 0
+	// CopyThreads is how many threads copy GPU state in each process, the driver's own included. 0
 	// leaves the copying to the driver. Fewer processors have fewer.
 	CopyThreads int `toml:"copy_threads"`
-	// HostMemory is how much memory, in bytes, a mapping holds, or all shared memory does, that is copied
-	// past CRIU; 0 leaves all to CRIU.
+	// HostMemory is from how many bytes on a mapping of host memory, or all shared memory, is copied past
+	// CRIU. 0 leaves all to CRIU.
 	HostMemory int64 `toml:"host_memory"`
 }
 

@@ -121,21 +121,20 @@ const (
 
 // Restore is the section [restore]: which containers of checkpoint images are restored.
 type Restore struct {
-	// Policy is Never, Signed (if the container asks for it, and a signature counts),
-	// Annotated (if the container asks for it, whoever made the checkpoint) or Always.
+	// Policy decides which checkpoints are restored: never, signed, annotated or always.
 	Policy string `toml:"policy"`
-	// Keys are files with public keys, or directories of them, whose signatures count
-	// beside the node's own.
+	// Keys are files, or directories, with the public keys that this node trusts besides its own. The
+	// agent keeps the second directory.
 	Keys []string `toml:"keys"`
-	// Images are the images that may be restored: patterns (path.Match) of their names,
-	// and digests of manifests, "sha256:…". Empty: all.
+	// Images are those that may be restored: patterns of their names, and digests of manifests
+	// (sha256:…). Empty: all.
 	Images []string `toml:"images"`
 }
 
 // Signing is the section [signing].
 type Signing struct {
-	// Key is the file of the private key that signs the node's checkpoints, made when it
-	// is first needed. Empty: they are not signed.
+	// Key is the file of the private key that signs this node's checkpoints, made when it is first
+	// needed. Empty: they are not signed.
 	Key string `toml:"key"`
 }
 
