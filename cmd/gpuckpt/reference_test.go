@@ -274,7 +274,7 @@ func objectsReference(t *testing.T, b *bytes.Buffer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.WriteString("\n## Objects in a cluster\n\nOf the group `gpuckpt.dev/v1alpha1`; `kubectl explain` says the same. [kubernetes.md](kubernetes.md) and\n[objects.md](objects.md) have examples.\n")
+	b.WriteString("\n## Objects in a cluster\n\nOf the group `gpuckpt.dev/v1alpha1`; `kubectl explain` says the same.\n[kubernetes.md](kubernetes.md) and [objects.md](objects.md) have examples.\n")
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	for {
 		var crd struct {

@@ -392,9 +392,9 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// The dashboard and the alerts ask for metrics that there are, by docs/operate.md, and for no other.
+// The dashboard and the alerts ask for metrics that there are, by docs/reference.md, and for no other.
 func TestChartMonitoring(t *testing.T) {
-	page, err := os.ReadFile("../../docs/operate.md")
+	page, err := os.ReadFile("../../docs/reference.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,7 +421,7 @@ func TestChartMonitoring(t *testing.T) {
 	}
 	for metric := range asked {
 		if !strings.Contains(string(page), "`"+metric+"`") {
-			t.Errorf("docs/operate.md has no %s", metric)
+			t.Errorf("docs/reference.md has no %s", metric)
 		}
 	}
 	if len(asked) < 6 {
