@@ -205,10 +205,19 @@ func byDefault(v reflect.Value) string {
 func annotationsReference(t *testing.T, b *bytes.Buffer) {
 	t.Helper()
 	b.WriteString("\n## Annotations\n\nOf a container, or of a pod with [`pod_annotations`](images.md#in-kubernetes);\n[configuration.md](configuration.md#annotations-of-a-container) says more.\n\n| annotation | meaning |\n|---|---|\n")
+	annotationRows(t, b, "On a container")
+	fmt.Fprintf(b, "| `%s` | `OLD=NEW,…`, UUIDs or indices: [which GPU of the checkpoint becomes which](gpus.md#where-a-checkpoints-gpus-go) |\n", cdi.PairsAnnotation)
+	b.WriteString("\nOf the manifest of a checkpoint image, and of a node, to compare:\n\n| annotation | meaning |\n|---|---|\n")
+	annotationRows(t, b, "On the manifest")
+}
+
+// annotationRows writes the constants of the group whose comment begins so.
+func annotationRows(t *testing.T, b *bytes.Buffer, begins string) {
+	t.Helper()
 	for _, file := range parsed(t, "../../images/annotations") {
 		for _, decl := range file.Decls {
 			group, ok := decl.(*ast.GenDecl)
-			if !ok || !strings.HasPrefix(group.Doc.Text(), "On a container") {
+			if !ok || !strings.HasPrefix(group.Doc.Text(), begins) {
 				continue
 			}
 			for _, spec := range group.Specs {
@@ -225,7 +234,6 @@ func annotationsReference(t *testing.T, b *bytes.Buffer) {
 			}
 		}
 	}
-	fmt.Fprintf(b, "| `%s` | `OLD=NEW,…`, UUIDs or indices: [which GPU of the checkpoint becomes which](gpus.md#where-a-checkpoints-gpus-go) |\n", cdi.PairsAnnotation)
 }
 
 // metricsReference writes the metrics, as internal/cli/oplogcmd/internal/metrics registers them.

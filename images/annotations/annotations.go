@@ -70,16 +70,26 @@ const (
 const (
 	// LayerBytes is the size of the pieces that GPU state was cut into.
 	LayerBytes = "dev.gpuckpt.layer.bytes"
-	Schema     = "dev.gpuckpt.schema"     // "1"
-	Created    = "dev.gpuckpt.created"    // RFC 3339
-	Driver     = "dev.gpuckpt.driver"     // "580.159.04"
-	CUDA       = "dev.gpuckpt.cuda"       // "13.0"
-	GPUCount   = "dev.gpuckpt.gpu.count"  // "2"
-	GPUModels  = "dev.gpuckpt.gpu.models" // names, sorted, each once, ", " between
-	GPUMemory  = "dev.gpuckpt.gpu.memory" // bytes of all the GPUs' memory
-	GPUState   = "dev.gpuckpt.gpu.state"  // bytes of GPU state; of a checkpoint only
-	GPUFree    = "dev.gpuckpt.gpu.free"   // bytes of GPU memory that are free; of a node only
-	Processes  = "dev.gpuckpt.processes"  // number of CUDA processes
+	// Schema is the version of gpuckpt.json; of a node, the one that it reads.
+	Schema = "dev.gpuckpt.schema"
+	// Created is when the checkpoint was made, by RFC 3339.
+	Created = "dev.gpuckpt.created"
+	// Driver is the driver's version, which must be the same.
+	Driver = "dev.gpuckpt.driver"
+	// CUDA is the newest CUDA version of that driver.
+	CUDA = "dev.gpuckpt.cuda"
+	// GPUCount is the number of GPUs; of a node, of those that can be used.
+	GPUCount = "dev.gpuckpt.gpu.count"
+	// GPUModels are their models, sorted, each once, with a comma and a space between.
+	GPUModels = "dev.gpuckpt.gpu.models"
+	// GPUMemory is how many bytes of memory the GPUs have in all.
+	GPUMemory = "dev.gpuckpt.gpu.memory"
+	// GPUState is how many bytes of GPU state there are; of an image alone.
+	GPUState = "dev.gpuckpt.gpu.state"
+	// GPUFree is how many bytes of GPU memory are free now; of a node alone.
+	GPUFree = "dev.gpuckpt.gpu.free"
+	// Processes is the number of CUDA processes; of an image alone.
+	Processes = "dev.gpuckpt.processes"
 )
 
 // Keys of others.

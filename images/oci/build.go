@@ -62,7 +62,7 @@ type Options struct {
 	// memory; 0: one for each processor.
 	Threads int
 	// LayerBytes is what GPU state is cut into, a power of two from 64 MiB on; 0: as Previous, else
-	// by the size of the state, see docs/images.md.
+	// by the size of the state, see docs/internals/format.md.
 	LayerBytes uint64
 
 	// Annotations go onto the manifest beside this package's own.

@@ -9,7 +9,7 @@
 //
 // Its layers, bottom up: those of the base image by their digests, one with the container's
 // writable files, an anchor, those with the GPU state, and one with CRIU's images and gpuckpt.json.
-// docs/images.md describes them for others.
+// docs/internals/format.md describes them for others.
 package oci
 
 // The kinds of layers, as the annotation annotations.Layer of a layer has them.
