@@ -19,6 +19,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -38,14 +39,27 @@ func main() {
 	if len(os.Args) > 2 {
 		out = os.Args[2]
 	}
-	latest, err := read(os.DirFS(results))
-	if err == nil {
-		err = errors.Join(os.WriteFile(out, page(latest), 0o644), os.WriteFile(pictureFile(out), picture(latest), 0o644))
-	}
-	if err != nil {
+	if err := write(os.DirFS(results), out); err != nil {
 		fmt.Fprintln(os.Stderr, "compatibility:", err)
 		os.Exit(1)
 	}
+}
+
+// write writes the page, and beside it the pictures.
+func write(results fs.FS, out string) error {
+	latest, err := read(results)
+	if err != nil {
+		return err
+	}
+	drawn, err := pictures(results, latest)
+	if err != nil {
+		return err
+	}
+	err = os.WriteFile(out, page(latest), 0o644)
+	for name, picture := range drawn {
+		err = errors.Join(err, os.WriteFile(filepath.Join(filepath.Dir(out), name), picture, 0o644))
+	}
+	return err
 }
 
 // outcome is a test's result and the run that it is of.

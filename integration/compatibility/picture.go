@@ -5,7 +5,7 @@ package main
 
 import (
 	"fmt"
-	"path"
+	"io/fs"
 	"strings"
 )
 
@@ -40,16 +40,43 @@ func (o outcome) interposed() bool {
 
 // picture draws the waits as bars.
 func picture(latest map[string]outcome) []byte {
+	var bars []bar
+	for _, w := range waits(latest) {
+		class, label := "bar", "restored from a "+w.medium
+		if w.restore != "" {
+			label = w.medium + ": " + strings.Trim(w.restore, "`")
+		}
+		if strings.HasPrefix(w.medium, "cold") {
+			class, label = "cold", w.medium
+		}
+		commit := w.o.run.Commit[:min(7, len(w.o.run.Commit))]
+		notes := []string{strings.TrimPrefix(w.o.run.GPUs[0].Name, "NVIDIA "), size(w.o.Numbers["gpu_bytes"]), commit}
+		if w.o.interposed() {
+			notes = append(notes, "with the interposer")
+		}
+		bars = append(bars, bar{class, label, strings.Join(notes, ", "), w.o.Numbers[w.number]})
+	}
+	return barPicture("Seconds until a server of Llama 3 8B's shape gives its first answer", "(GPU, its memory in use, commit)", bars)
+}
+
+// bar is one of a picture.
+type bar struct {
+	class       string // "bar", or "cold": what it is compared with
+	label, note string
+	seconds     float64
+}
+
+// barPicture draws seconds as bars, for a light page and for a dark one.
+func barPicture(title, note string, all []bar) []byte {
 	const width, row, left, bars = 880, 44, 390, 400
-	all := waits(latest)
 	longest := 0.0
 	for _, w := range all {
-		longest = max(longest, w.o.Numbers[w.number])
+		longest = max(longest, w.seconds)
 	}
 	var b strings.Builder
 	height := 62 + row*len(all)
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" font-family="system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif" font-size="15">
-<title>Seconds until a server of Llama 3 8B's shape gives its first answer.</title>
+<title>%s.</title>
 <style>
 .back { fill: #ffffff; stroke: #d0d7de; }
 .cold { fill: #8c959f; }
@@ -65,31 +92,28 @@ text { fill: #e6edf3; }
 }
 </style>
 <rect class="back" x="0.5" y="0.5" width="%d" height="%d" rx="8"/>
-<text class="head" x="20" y="32">Seconds until a server of Llama 3 8B's shape gives its first answer <tspan class="dim">(GPU, its memory in use, commit)</tspan></text>
-`, width, height, width-1, height-1)
+<text class="head" x="20" y="32">%s <tspan class="dim">%s</tspan></text>
+`, width, height, title, width-1, height-1, title, note)
 	for i, w := range all {
 		y := 50 + row*i
-		seconds := w.o.Numbers[w.number]
-		class, label := "bar", "restored from a "+w.medium
-		if w.restore != "" {
-			label = w.medium + ": " + strings.Trim(w.restore, "`")
-		}
-		if strings.HasPrefix(w.medium, "cold") {
-			class, label = "cold", w.medium
-		}
-		commit := w.o.run.Commit[:min(7, len(w.o.run.Commit))]
-		notes := []string{strings.TrimPrefix(w.o.run.GPUs[0].Name, "NVIDIA "), size(w.o.Numbers["gpu_bytes"]), commit}
-		if w.o.interposed() {
-			notes = append(notes, "with the interposer")
-		}
-		length := bars * seconds / longest
-		fmt.Fprintf(&b, `<text x="20" y="%d">%s</text><text class="dim" x="20" y="%d">%s</text>`, y+14, label, y+30, strings.Join(notes, ", "))
+		length := bars * w.seconds / longest
+		fmt.Fprintf(&b, `<text x="20" y="%d">%s</text><text class="dim" x="20" y="%d">%s</text>`, y+14, w.label, y+30, w.note)
 		fmt.Fprintf(&b, `<rect class="%s" x="%d" y="%d" width="%.0f" height="24" rx="3"/><text class="head" x="%.0f" y="%d">%.1f s</text>`+"\n",
-			class, left, y+4, length, left+length+8, y+21, seconds)
+			w.class, left, y+4, length, left+length+8, y+21, w.seconds)
 	}
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
 }
 
-// pictureFile is the picture beside a page.
-func pictureFile(page string) string { return path.Join(path.Dir(page), "first-answer.svg") }
+// pictures are those of the pages, by their names.
+func pictures(results fs.FS, latest map[string]outcome) (map[string][]byte, error) {
+	pause, err := pausePicture(results)
+	if err != nil {
+		return nil, err
+	}
+	restore, err := restorePicture(results)
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{"first-answer.svg": picture(latest), "pause.svg": pause, "restore.svg": restore}, nil
+}

@@ -23,9 +23,34 @@ const (
 	labelWidth   = 210
 	valueWidth   = 190
 	rowHeight    = 20
-	titleHeight  = 34
+	titleHeight  = 54 // with the legend
 	axisHeight   = 40
+	noteHeight   = 18
 )
+
+// tiny is the part of an operation below which a step has no bar, but is named below the axis.
+const tiny = 500
+
+// style has a picture's colors, for a light page and for a dark one.
+const style = `<style>
+.back { fill: #ffffff; }
+.grid { stroke: #d8dee4; }
+.driver { fill: #d55e00; }
+.step { fill: #0072b2; }
+.failed { fill: #b00020; }
+text { fill: #1f2328; }
+.dim { fill: #57606a; }
+@media (prefers-color-scheme: dark) {
+.back { fill: #0d1117; }
+.grid { stroke: #30363d; }
+.driver { fill: #f0883e; }
+.step { fill: #58a6ff; }
+.failed { fill: #ff7b72; }
+text { fill: #e6edf3; }
+.dim { fill: #9198a1; }
+}
+</style>
+`
 
 // longest is the longest axis. The log of operations may hold a number that is no time of anything,
 // and twice the axis must be a duration.
@@ -52,7 +77,8 @@ func SVG(charts ...Chart) []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="Liberation Sans, Arial, sans-serif" font-size="12">`+"\n",
 		pictureWidth, y, pictureWidth, y)
-	fmt.Fprintf(&out, `<rect width="%d" height="%d" fill="white"/>`+"\n", pictureWidth, y)
+	out.WriteString(style)
+	fmt.Fprintf(&out, `<rect class="back" width="%d" height="%d"/>`+"\n", pictureWidth, y)
 	out.Write(body.Bytes())
 	out.WriteString("</svg>\n")
 	return out.Bytes()
@@ -74,32 +100,62 @@ func (c Chart) draw(out *bytes.Buffer, y int) int {
 		return labelWidth + width*float64(t)/float64(whole)
 	}
 	fmt.Fprintf(out, `<text x="10" y="%d" font-size="14" font-weight="bold">%s</text>`+"\n", y+22, escape(title))
+	phases, left := c.drawn(phases, whole)
+	c.legend(out, y+40)
 	top := y + titleHeight
 	bottom := top + rowHeight*len(phases)
 	step := tick(whole)
 	for t := time.Duration(0); t <= whole; t += step {
-		fmt.Fprintf(out, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#ddd"/>`, x(t), x(t), top, bottom)
-		fmt.Fprintf(out, `<text x="%.1f" y="%d" text-anchor="middle" fill="#555">%s</text>`+"\n", x(t), bottom+15, t)
+		fmt.Fprintf(out, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, x(t), x(t), top, bottom)
+		fmt.Fprintf(out, `<text class="dim" x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n", x(t), bottom+15, t)
 	}
 	for i, p := range phases {
 		row := top + i*rowHeight
 		fmt.Fprintf(out, `<text x="%d" y="%d" text-anchor="end">%s</text>`, labelWidth-8, row+14, escape(p.Name))
-		fmt.Fprintf(out, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`,
-			x(p.Start), row+3, max(1, x(p.Start+p.Took)-x(p.Start)), rowHeight-6, c.color(p))
-		fmt.Fprintf(out, `<text x="%.1f" y="%d" fill="#333">%s</text>`+"\n", x(p.Start+p.Took)+5, row+14, escape(phaseValue(p)))
+		fmt.Fprintf(out, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="%d" rx="2"/>`,
+			c.class(p), x(p.Start), row+3, max(1, x(p.Start+p.Took)-x(p.Start)), rowHeight-6)
+		fmt.Fprintf(out, `<text x="%.1f" y="%d">%s</text>`+"\n", x(p.Start+p.Took)+5, row+14, escape(phaseValue(p)))
 	}
-	return titleHeight + rowHeight*len(phases) + axisHeight
+	if len(left) > 0 {
+		fmt.Fprintf(out, `<text class="dim" x="10" y="%d">too short to see: %s</text>`+"\n", bottom+15+noteHeight, escape(strings.Join(left, ", ")))
+	}
+	return titleHeight + rowHeight*len(phases) + axisHeight + noteHeight*min(1, len(left))
 }
 
-// color sets apart what the driver does, and what failed.
-func (c Chart) color(p images.Phase) string {
-	if p.Name == c.Failed {
-		return "#b00020"
+// drawn are the phases that have a bar, and the names of those that are too short for one. One that
+// failed has a bar.
+func (c Chart) drawn(phases []images.Phase, whole time.Duration) (bars []images.Phase, left []string) {
+	for _, p := range phases {
+		if p.Took < whole/tiny && p.Name != c.Failed {
+			left = append(left, p.Name)
+		} else {
+			bars = append(bars, p)
+		}
 	}
-	if strings.Contains(p.Name, "driver") || strings.HasSuffix(p.Name, "GPU state") && p.Name != "store GPU state" || p.Name == "give GPU state back" {
-		return "#d55e00"
+	return bars, left
+}
+
+// legend says what the colors are.
+func (c Chart) legend(out *bytes.Buffer, y int) {
+	kinds := [][2]string{{"driver", "the driver moves GPU memory"}, {"step", "shim and CRIU"}}
+	if c.Failed != "" {
+		kinds = append(kinds, [2]string{"failed", "failed"})
 	}
-	return "#0072b2"
+	for i, kind := range kinds {
+		fmt.Fprintf(out, `<rect class="%s" x="%d" y="%d" width="12" height="12" rx="2"/><text class="dim" x="%d" y="%d">%s</text>`+"\n",
+			kind[0], labelWidth+i*230, y-10, labelWidth+18+i*230, y, kind[1])
+	}
+}
+
+// class sets apart what the driver does, and what failed.
+func (c Chart) class(p images.Phase) string {
+	switch {
+	case p.Name == c.Failed:
+		return "failed"
+	case strings.Contains(p.Name, "driver"), strings.HasSuffix(p.Name, "GPU state") && p.Name != "store GPU state" && p.Name != "map GPU state", p.Name == "give GPU state back":
+		return "driver"
+	}
+	return "step"
 }
 
 // phaseValue is the text beside a bar.
