@@ -129,6 +129,24 @@ func TestStepsExplained(t *testing.T) {
 	}
 }
 
+// The recorded demo has the steps that the code has today, and ends as it must.
+func TestRecording(t *testing.T) {
+	recorded, err := os.ReadFile("demo.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := literals(t)
+	steps := regexp.MustCompile(`>    (\S[^|]*\S) +\|`).FindAllStringSubmatch(string(recorded), -1)
+	for _, step := range steps {
+		if !strings.Contains(printed, "\n"+step[1]+"\n") {
+			t.Errorf("docs/demo.svg has the step %q, which no code has: record make demo again", step[1])
+		}
+	}
+	if len(steps) < 15 || !strings.Contains(string(recorded), "counter before: 101, after restore: 102") {
+		t.Errorf("docs/demo.svg has %d steps", len(steps))
+	}
+}
+
 // Each test that the model of threats and the promises name is there. Each finding of the review has a row
 // with a test, or one that says that it is open.
 func TestSecurityNamesTests(t *testing.T) {
