@@ -209,6 +209,8 @@ func annotationsReference(t *testing.T, b *bytes.Buffer) {
 	fmt.Fprintf(b, "| `%s` | `OLD=NEW,…`, UUIDs or indices: [which GPU of the checkpoint becomes which](gpus.md#where-a-checkpoints-gpus-go) |\n", cdi.PairsAnnotation)
 	b.WriteString("\nOf the manifest of a checkpoint image, and of a node, to compare:\n\n| annotation | meaning |\n|---|---|\n")
 	annotationRows(t, b, "On the manifest")
+	b.WriteString("\nOf a Task Update, [to suspend and resume](suspend.md#for-clients):\n\n| annotation | meaning |\n|---|---|\n")
+	annotationRows(t, b, "On a Task Update")
 }
 
 // annotationRows writes the constants of the group whose comment begins so.

@@ -45,13 +45,13 @@ const (
 // On a Task Update. Such an update changes no resources; a client should send empty
 // ones all the same, because runc's shim crashes without.
 const (
-	// Suspend is "true" or "false": take the container off its GPUs, or return it.
+	// Suspend is true to take the container off its GPUs, false to return it.
 	Suspend = "dev.gpuckpt.suspend"
-	// SuspendSpill names a directory on a disk of the node to which GPU state is
-	// written, so that it takes no memory either.
+	// SuspendSpill is an absolute path of a directory on a disk of the node, to which a suspension writes
+	// GPU state.
 	SuspendSpill = "dev.gpuckpt.suspend.spill"
-	// ResumeGPUs lists the GPUs to resume on, UUIDs or CUDA's indices, one for each
-	// that the container had and in their order.
+	// ResumeGPUs are the GPUs to resume on: UUIDs or CUDA's indices, one for each that the
+	// container had, in their order.
 	ResumeGPUs = "dev.gpuckpt.resume.gpus"
 )
 
