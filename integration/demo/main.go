@@ -130,8 +130,12 @@ func run(ctx context.Context, keep bool) (before, after string, err error) {
 	if after, err = count(ctx, k); err != nil || !keep {
 		return before, after, err
 	}
+	specs := filepath.Join(filepath.Dir(c.ShimConfigPath()), "cdi")
+	if err := c.WriteCDISpec(specs); err != nil {
+		return "", "", err
+	}
 	title("It is yours until Ctrl-C. In another terminal, as root:")
-	fmt.Printf(keepText, bins.SearchPath(), c.Address(), c.Namespace(), c.ShimConfigPath(), strings.Join(c.HostEnv(), " "), name, c.Dumps())
+	fmt.Printf(keepText, bins.SearchPath(), c.Address(), c.Namespace(), c.ShimConfigPath(), strings.Join(c.HostEnv(), " "), name, c.Dumps(), specs, port)
 	<-ctx.Done()
 	return before, after, nil
 }
@@ -142,8 +146,11 @@ export PATH=%[1]s:$PATH CONTAINERD_ADDRESS=%[2]s CONTAINERD_NAMESPACE=%[3]s GPUC
 gpuckpt ps
 gpuckpt suspend %[6]s
 gpuckpt resume %[6]s
-gpuckpt checkpoint %[6]s --image gpuckpt.test/mine:1 --leave-running --image-path %[7]s
+gpuckpt checkpoint %[6]s --image gpuckpt.test/mine:1 --image-path %[7]s
 gpuckpt ls
+ctr containers delete %[6]s
+gpuckpt restore gpuckpt.test/mine:1 --name again --net-host --gpus 0 --cdi-spec-dirs %[8]s
+bash -c 'exec 3<>/dev/udp/127.0.0.1/%[9]d; echo >&3; timeout 5 head -c 3 <&3'    # 103
 `
 
 // removeFIFOs removes the output of a restored container. ctr makes it below
