@@ -358,7 +358,7 @@ func cell(text string) string { return strings.ReplaceAll(text, "|", `\|`) }
 func wrapped(text string) string {
 	var lines []string
 	line := ""
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if line != "" && len(line)+1+len(word) > 100 {
 			lines, line = append(lines, line), ""
 		}
