@@ -267,7 +267,7 @@ func TestStale(t *testing.T) {
 		}
 		var parts []string
 		for paragraph := range strings.SplitSeq(s.text(), "\n\n") {
-			if strings.HasPrefix(paragraph, "|") {
+			if paragraph = strings.TrimSpace(paragraph); strings.HasPrefix(paragraph, "|") {
 				parts = append(parts, strings.Split(paragraph, "\n")...) // a row says one thing
 			} else {
 				parts = append(parts, end.Split(strings.Join(strings.Fields(paragraph), " "), -1)...)
