@@ -157,6 +157,18 @@ type checkpointing struct {
 // that is to end stays frozen until its checkpoint is complete. After an error it runs on, or is
 // paused as it was, and nothing of the checkpoint is left.
 func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
+	if k.c.pid > 0 && !k.c.paused { // else runc refuses it, or its pause has told the program
+		if k.told, err = readHooks(k.c, k.read); err != nil {
+			return err
+		}
+		if _, err := k.tellBefore(ctx); err != nil {
+			return err
+		}
+		defer func() { err = sequence.Join(err, k.tellAfter(context.WithoutCancel(ctx))) }()
+	}
+	if err := k.refuseHook(); err != nil {
+		return err
+	}
 	if err := k.images.Prepare(); err != nil {
 		return err
 	}
@@ -294,8 +306,8 @@ func (k *checkpointing) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *checkpointing) check(ctx context.Context) error {
-	if k.c.hookErr != nil {
-		return fmt.Errorf("the program was not ready for a checkpoint when the container was paused: %w", k.c.hookErr)
+	if err := k.refuseHook(); err != nil {
+		return err
 	}
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
@@ -327,6 +339,14 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	return capable()
+}
+
+// refuseHook refuses a container whose program was not ready when it was paused.
+func (k *checkpointing) refuseHook() error {
+	if k.c.hookErr == nil {
+		return nil
+	}
+	return fmt.Errorf("the program was not ready for a checkpoint when the container was paused: %w", k.c.hookErr)
 }
 
 // refuseBurden refuses a container whose checkpoint would cost the node too much.

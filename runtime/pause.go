@@ -47,8 +47,11 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if !c.paused {
 		beginAnyway(ctx, c, k.read, "pause")
 	}
-	if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 && !c.paused {
-		k.prepare(ctx)
+	if !c.paused {
+		k.tell(ctx)
+		if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 {
+			k.drainExecs(ctx)
+		}
 	}
 	resp, err := s.pause(ctx, c, k.read)
 	if !c.paused {
@@ -128,9 +131,9 @@ type pausing struct {
 	told hooks.Hooks   // of the container; none for a suspension
 }
 
-// prepare does what a checkpoint would do before its pause, for a client that pauses, since a
-// checkpoint may follow. A pause does not fail by it.
-func (p *pausing) prepare(ctx context.Context) {
+// tell tells the program what a checkpoint would before its pause, since one may follow. A pause does not
+// fail by it.
+func (p *pausing) tell(ctx context.Context) {
 	p.told, p.c.hookErr = readHooks(p.c, p.read)
 	if p.c.hookErr == nil {
 		p.c.hookErr = p.tellBefore(ctx)
@@ -140,13 +143,17 @@ func (p *pausing) prepare(ctx context.Context) {
 	} else {
 		log.G(ctx).WithError(p.c.hookErr).Warn("pausing a program that is not ready for a checkpoint: the container cannot be checkpointed until it is resumed and paused again")
 	}
+}
+
+// drainExecs waits for exec'd processes as a checkpoint would. A pause does not fail by it either.
+func (p *pausing) drainExecs(ctx context.Context) {
 	if _, err := p.holdExecs(ctx); err != nil {
 		log.G(ctx).WithError(err).Warn("pausing beside exec'd processes: the container cannot be checkpointed until they have ended")
 		p.c.execs.Hold()
 	}
 }
 
-// goesOn undoes what prepare did. In a container that has ended, runc refuses those it lets in.
+// goesOn undoes what both did. In a container that has ended, runc refuses those it lets in.
 func (c *container) goesOn(ctx context.Context) {
 	c.execs.LetIn()
 	if told := c.told; told != nil {

@@ -29,6 +29,12 @@ const (
 // heard is in its memory on the GPU.
 func hooked(t *testing.T, hooks map[string]string) *harness.Container {
 	t.Helper()
+	return hookedProgram(t, []int{0}, hooks, "counter")
+}
+
+// hookedProgram is hooked for a program that counts on these GPUs.
+func hookedProgram(t *testing.T, gpus []int, hooks map[string]string, program string) *harness.Container {
+	t.Helper()
 	port, err := harness.FreePort()
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +45,7 @@ func hooked(t *testing.T, hooks map[string]string) *harness.Container {
 			hooks[key] = fmt.Sprintf("gpuwork send 127.0.0.1:%d count", port)
 		}
 	}
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Port: port, Annotations: hooks}, "counter")
+	k := shared.Work(t, harness.RunSpec{GPUs: gpus, Port: port, Annotations: hooks}, program)
 	k.Expect(t, "count", "101")
 	return k
 }
@@ -64,6 +70,32 @@ func TestHooks(t *testing.T) {
 	k.MustRemove(t)
 	r := restore(t, shared, k.ID, ref, k.Port) // 106
 	r.Expect(t, "count", "107")
+}
+
+// The same without a GPU.
+func TestHooksWithoutGPU(t *testing.T) {
+	results.Add(t)
+	k := hookedProgram(t, nil, map[string]string{beforeCheckpoint: "count", afterCheckpoint: "count", afterRestore: "count"}, "plain")
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir) // 102 in it, 103
+	k.Expect(t, "count", "104")
+	ref := takeCheckpoint(t, shared, k, "1") // ctr, which pauses: 105 in it, 106
+	k.Expect(t, "count", "107")
+	endTask(t, shared, k)
+	if err := restoreTask(t, shared, k, dir); err != nil { // 103
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	k.Expect(t, "count", "104")
+	k.MustRemove(t)
+	r := restore(t, shared, k.ID, ref, k.Port) // 106
+	r.Expect(t, "count", "107")
+	r.MustRemove(t)
+
+	k = hookedProgram(t, nil, map[string]string{beforeCheckpoint: "gpuwork exit 3", afterCheckpoint: "count"}, "plain")
+	harness.Says(t, checkpointTask(t, shared, k, t.TempDir()), "hook before-checkpoint", "status 3")                                    // 102
+	harness.Says(t, k.Checkpoint(t.Context(), "refused:1"), "status 3", "was not ready for a checkpoint when the container was paused") // 103
+	isPaused(t, k, false)
+	k.Expect(t, "count", "104")
 }
 
 // A hook that fails before a checkpoint refuses it, whoever has paused, and the program hears that
