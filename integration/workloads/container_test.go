@@ -136,13 +136,17 @@ func checkpointAs(ctx context.Context, t *testing.T, result *harness.TestResult,
 	}); err != nil {
 		t.Fatalf("%v\n%s", err, tail(shared.Log()))
 	}
+	forgetAtEnd(t, ref)
+	notePhases(t, result, k)
+	noteSizes(t, result, ref)
+}
+
+func forgetAtEnd(t *testing.T, ref string) {
 	t.Cleanup(func() {
 		if err := shared.Client().ImageService().Delete(context.Background(), ref, ctdimages.SynchronousDelete()); err != nil && !errdefs.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
-	notePhases(t, result, k)
-	noteSizes(t, result, ref)
 }
 
 // untilTaken takes a checkpoint, and again if it is refused for something that passes: a program that
