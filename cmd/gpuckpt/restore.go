@@ -80,7 +80,7 @@ DIR"), which has no files of the container: they come from the image --base.
 
 With --pull, an image that containerd lacks comes from its registry. The restore begins
 when CRIU's images are there, and GPU state streams in behind. Then containerd has the
-image, unpacked.
+image, unpacked. So does an image of containerd that is not unpacked.
 
 Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
 network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,
@@ -154,7 +154,7 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	}
 	found, err := localstore.Find(ctx, c, ref)
 	if o.pull && dir == "" && errdefs.IsNotFound(err) {
-		task, aerr := o.arriving(ctx, c, ref)
+		task, aerr := o.pulled(ctx, c, ref)
 		if !errors.Is(aerr, arriving.ErrHere) {
 			return task, o.explain(from, aerr)
 		}
@@ -163,13 +163,24 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	if err != nil {
 		return nil, fmt.Errorf("restore %s (`gpuckpt image pull` fetches an image, --pull restores it meanwhile): %w", from, err)
 	}
+	image := client.NewImage(c, found)
 	if dir == "" {
 		// Nothing but the manifest and the config: the shim parses the rest, when it has seen the signature.
 		if _, err := oci.Outline(ctx, c.ContentStore(), found.Target); err != nil && !errors.Is(err, oci.ErrEncrypted) { // containerd may be able to unpack that
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
+		unpacked, err := image.IsUnpacked(ctx, o.snapshotter)
+		if err != nil {
+			return nil, fmt.Errorf("restore %s: %w", from, err)
+		}
+		if !unpacked {
+			task, err := o.arriving(ctx, c, registry.Local(c.ContentStore(), ref, found.Target, "unpack", o.registry))
+			if !errors.Is(err, arriving.ErrHere) && !errors.Is(err, arriving.ErrWhole) {
+				return task, o.explain(from, err)
+			}
+		}
 	}
-	task, err := o.start(ctx, c, client.NewImage(c, found), dir)
+	task, err := o.start(ctx, c, image, dir)
 	return task, o.explain(from, err)
 }
 
@@ -186,16 +197,26 @@ func (o *restoreOptions) explain(from string, err error) error {
 	return fmt.Errorf("restore %s: %w", from, err)
 }
 
-// arriving restores an image while it comes from its registry.
-func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, ref string) (_ client.Task, err error) {
-	i, err := encryption.Arrive(ctx, c, ref, o.snapshotter, o.registry)
-	if errors.Is(err, arriving.ErrWhole) {
-		image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
-		if err != nil {
-			return nil, err
-		}
-		return o.start(ctx, c, image, "")
+// pulled restores an image that comes from its registry, meanwhile if that can be.
+func (o *restoreOptions) pulled(ctx context.Context, c *client.Client, ref string) (client.Task, error) {
+	from, err := registry.Open(ctx, ref, "pull", o.registry)
+	if err != nil {
+		return nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
+	task, err := o.arriving(ctx, c, from)
+	if !errors.Is(err, arriving.ErrWhole) {
+		return task, err
+	}
+	image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
+	if err != nil {
+		return nil, err
+	}
+	return o.start(ctx, c, image, "")
+}
+
+// arriving restores an image while it is fetched and unpacked.
+func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *registry.Source) (_ client.Task, err error) {
+	i, err := encryption.Arrive(ctx, c, from, o.snapshotter)
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package arriving fetches a checkpoint image from a registry while it is restored.
+// Package arriving fetches a checkpoint image from a registry, or unpacks one of containerd's, while it
+// is restored.
 //
 // Begin fetches what is below the checkpoint, and CRIU's images. The restore can start then: its
 // container has the files of Below, and the shim is given Dir, where it is told what arrives
@@ -61,7 +62,6 @@ type Image struct {
 	end    func(complete bool) error // of the lease
 	letGo  func() error
 	src    *registry.Source
-	ref    string
 	image  *oci.Image
 	shots  snapshots.Snapshotter
 	name   string // the snapshotter's
@@ -71,11 +71,10 @@ type Image struct {
 	group  *errgroup.Group
 }
 
-// Begin finds an image in a registry and begins to fetch it into containerd. It returns when the
-// restore can start. admit may refuse the image by its manifest. The errors are ErrWhole, ErrHere,
-// admit's, or those of a pull.
-func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options, admit func(content.Provider, ocispec.Descriptor) error) (_ *Image, err error) {
-	i := &Image{c: c, ref: ref, name: snapshotter, shots: c.SnapshotService(snapshotter), feed: feed.New()}
+// Begin begins to fetch an image into containerd. It returns when the restore can start. The errors are
+// ErrWhole, ErrHere, or those of a pull.
+func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshotter string) (_ *Image, err error) {
+	i := &Image{c: c, src: src, name: snapshotter, shots: c.SnapshotService(snapshotter), feed: feed.New()}
 	capabilities, err := c.GetSnapshotterCapabilities(ctx, snapshotter)
 	if err != nil {
 		return nil, err
@@ -83,16 +82,10 @@ func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o reg
 	if !slices.Contains(capabilities, snapshots.RebaseCap) {
 		return nil, fmt.Errorf("the snapshotter %s puts no layers together afterwards: %w", snapshotter, ErrWhole)
 	}
-	if i.src, err = registry.Open(ctx, ref, "pull", o); err != nil {
-		return nil, err
-	}
-	if err := admit(i.src, i.src.Image); err != nil {
-		return nil, err
-	}
 	if i.image, err = oci.Outline(ctx, i.src, i.src.Image); err != nil {
 		return nil, err
 	}
-	ctx, i.end, err = registry.Lease(ctx, c, ref)
+	ctx, i.end, err = registry.Lease(ctx, c, src.Ref)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +109,7 @@ func Begin(ctx context.Context, c *client.Client, ref, snapshotter string, o reg
 // plan sorts the layers.
 func (i *Image) plan() error {
 	if i.image.Digest != i.src.Image.Digest {
-		return fmt.Errorf("%s is an index of images: %w", i.ref, ErrWhole)
+		return fmt.Errorf("%s is an index of images: %w", i.src.Ref, ErrWhole)
 	}
 	var ids []digest.Digest
 	for n, l := range i.image.Layers {
@@ -125,11 +118,11 @@ func (i *Image) plan() error {
 		case l.Kind == oci.LayerGPU || l.Kind == oci.LayerCRIU:
 			i.own = append(i.own, &layer{Target: Target{Layer: l, LayerBytes: i.image.LayerBytes}, i: i, number: n, made: make(chan struct{})})
 		case len(i.own) > 0:
-			return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
+			return fmt.Errorf("the layers of %s are not in order: %w", i.src.Ref, ErrWhole)
 		}
 	}
 	if i.criu().Kind != oci.LayerCRIU || i.own[0].number == 0 {
-		return fmt.Errorf("the layers of %s are not in order: %w", i.ref, ErrWhole)
+		return fmt.Errorf("the layers of %s are not in order: %w", i.src.Ref, ErrWhole)
 	}
 	i.chain = identity.ChainIDs(ids)
 	return nil
@@ -176,7 +169,7 @@ func (i *Image) claim() error {
 		// Whoever had it is done with it.
 		i.letGo = nil
 		root.Close()
-		if found, err := localstore.Find(i.ctx, i.c, i.ref); err == nil && found.Target.Digest == i.image.Digest {
+		if found, err := localstore.Find(i.ctx, i.c, i.src.Ref); err == nil && found.Target.Digest == i.image.Digest {
 			return ErrHere
 		}
 	}
@@ -220,7 +213,7 @@ func (i *Image) begin() error {
 	if err != nil {
 		return err
 	}
-	i.Below = client.NewImage(i.c, cimages.Image{Name: i.ref, Target: below})
+	i.Below = client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: below})
 	if err := i.criu().Unpack(i.ctx, i.c.ContentStore()); err != nil {
 		return err
 	}
@@ -292,11 +285,12 @@ func (i *Image) label(d digest.Digest, labels map[string]string) error {
 	return nil
 }
 
-// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked.
+// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked. The
+// result is that of a pull.
 func (i *Image) Finish() (client.Image, *registry.Result, error) {
 	image, err := i.finish()
 	if err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", i.ref, err)
+		return nil, nil, fmt.Errorf("pull %s: %w", i.src.Ref, err)
 	}
 	return image, i.src.End("pulled"), nil
 }
@@ -322,11 +316,11 @@ func (i *Image) finish() (client.Image, error) {
 	if err := i.label(i.image.Config.Digest, map[string]string{"containerd.io/gc.ref.snapshot." + i.name: top}); err != nil {
 		return nil, err
 	}
-	if err := localstore.Tag(ctx, i.c, i.ref, i.src.Image); err != nil {
+	if err := localstore.Tag(ctx, i.c, i.src.Ref, i.src.Image); err != nil {
 		return nil, err
 	}
 	err := i.end(true)
-	return client.NewImage(i.c, cimages.Image{Name: i.ref, Target: i.src.Image}), err
+	return client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: i.src.Image}), err
 }
 
 // Close ends what is under way. What has arrived stays for the next Begin.

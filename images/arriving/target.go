@@ -126,21 +126,6 @@ func (t *Target) Fetch(ctx context.Context, from *registry.Source) error {
 	})
 }
 
-// Copy is Fetch out of a content store.
-func (t *Target) Copy(ctx context.Context, store content.Provider) error {
-	blob, err := store.ReaderAt(ctx, t.Descriptor())
-	if err != nil {
-		return err
-	}
-	defer blob.Close()
-	f, err := t.open()
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return t.fill(f, content.NewReader(blob))
-}
-
 // open opens the file that Make has made, and empties it: another try may have written what is to be
 // zero.
 func (t *Target) open() (*os.File, error) {

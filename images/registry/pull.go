@@ -32,22 +32,22 @@ const keepFor = 24 * time.Hour
 func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string, make func(context.Context, ocispec.Descriptor) (ocispec.Descriptor, error)) (_ client.Image, _ *Result, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("pull %s: %w", s.ref, err)
+			err = fmt.Errorf("pull %s: %w", s.Ref, err)
 		}
 	}()
 	meanwhile := ""
 	if make == nil {
 		meanwhile = snapshotter
-		if err := localstore.CheckFree(ctx, c, s.ref, s.Image.Digest); err != nil {
+		if err := localstore.CheckFree(ctx, c, s.Ref, s.Image.Digest); err != nil {
 			return nil, nil, err
 		}
 	}
-	ctx, end, err := Lease(ctx, c, s.ref)
+	ctx, end, err := Lease(ctx, c, s.Ref)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
-	image := cimages.Image{Name: s.ref, Target: s.Image}
+	image := cimages.Image{Name: s.Ref, Target: s.Image}
 	fetch, err := s.handler(c.ContentStore(), client.NewImage(c, image).Platform())
 	if err != nil {
 		return nil, nil, err
@@ -61,7 +61,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 		}
 	}
 	pulled := client.NewImage(c, image)
-	if err := localstore.Tag(ctx, c, s.ref, image.Target); err != nil {
+	if err := localstore.Tag(ctx, c, s.Ref, image.Target); err != nil {
 		return nil, nil, err
 	}
 	if make != nil && snapshotter != "" {
@@ -129,7 +129,7 @@ func hand(ctx context.Context, service leases.Manager, from, to leases.Lease) er
 // handler fetches a blob into a content store, and returns those that it names, for a platform. It labels
 // them as containerd's own pull does: for the garbage collector, and with where they came from.
 func (s *Source) handler(store content.Store, platform platforms.MatchComparer) (cimages.Handler, error) {
-	from, err := docker.AppendDistributionSourceLabel(store, s.ref)
+	from, err := docker.AppendDistributionSourceLabel(store, s.Ref)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,10 @@ func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() e
 			return err
 		}
 		if try == o.Attempts {
-			return finalError{fmt.Errorf("given up after %d attempts: %w", try, err)}
+			if try > 1 {
+				err = fmt.Errorf("given up after %d attempts: %w", try, err)
+			}
+			return finalError{err}
 		}
 		meter.Note(fmt.Sprintf("trying again: %v", err))
 		select {

@@ -19,18 +19,18 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
-// ErrWrongBytes reports that a registry sent other bytes than those of the digest.
-var ErrWrongBytes = errors.New("the registry sent other bytes than those of the digest")
+// ErrWrongBytes reports other bytes than those of the digest, from a registry or a content store.
+var ErrWrongBytes = errors.New("other bytes came than those of the digest")
 
-// Source is an image in a registry whose blobs are fetched one by one. It counts them as a Pull
+// Source is an image in a registry, or in a content store, whose blobs are fetched one by one. It counts them as a Pull
 // does. Its ReaderAt is for small documents.
 type Source struct {
 	documents
 	*transfer
-	// Image is the manifest, or index, that the name had.
+	// Ref is the image's name, and Image the manifest, or index, that it had.
+	Ref   string
 	Image ocispec.Descriptor
 
-	ref   string
 	slots *semaphore.Weighted
 }
 
@@ -45,7 +45,7 @@ func Open(ctx context.Context, ref, step string, options Options) (_ *Source, er
 		return nil, err
 	}
 	o := options.defaults()
-	s := &Source{transfer: newTransfer(step, o), ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
+	s := newSource(ref, step, o)
 	err = s.attempts(ctx, nil, func() (err error) {
 		resolver := newResolver(ctx, o)
 		var name string
@@ -58,6 +58,32 @@ func Open(ctx context.Context, ref, step string, options Options) (_ *Source, er
 		return nil, err
 	}
 	return s, nil
+}
+
+// Local is an image in a content store, whose blobs are read as a registry's are, but once.
+func Local(store content.Provider, ref string, image ocispec.Descriptor, step string, options Options) *Source {
+	options.Attempts = 1
+	s := newSource(ref, step, options.defaults())
+	s.Image, s.documents.fetcher = image, stored{store}
+	return s
+}
+
+func newSource(ref, step string, o Options) *Source {
+	return &Source{transfer: newTransfer(step, o), Ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
+}
+
+// stored fetches from a content store.
+type stored struct{ content.Provider }
+
+func (s stored) Fetch(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+	r, err := s.ReaderAt(ctx, d)
+	if err != nil {
+		return nil, localError{err}
+	}
+	return struct {
+		io.ReadSeeker
+		io.Closer
+	}{io.NewSectionReader(r, 0, r.Size()), r}, nil
 }
 
 // Store fetches a blob into a content store. The store keeps the part that an interrupted fetch
@@ -83,7 +109,7 @@ func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descr
 // as the Options say. Its error names the blob.
 func (s *Source) Try(ctx context.Context, d ocispec.Descriptor, do func() error) error {
 	if err := s.attempts(ctx, s.meter, do); err != nil {
-		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.ref))
+		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
 	}
 	return nil
 }

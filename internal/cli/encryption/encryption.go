@@ -132,17 +132,14 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	})
 }
 
-// Arrive is arriving.Begin. The error is arriving.ErrWhole for an image that is encrypted.
-func Arrive(ctx context.Context, c *client.Client, ref, snapshotter string, o registry.Options) (*arriving.Image, error) {
-	image, err := arriving.Begin(ctx, c, ref, snapshotter, o, func(from content.Provider, found ocispec.Descriptor) error {
-		m, err := crypt.Manifest(ctx, from, found)
-		if err == nil && crypt.NeedsKey(m) {
-			err = fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
-		}
-		return err
-	})
+// Arrive is arriving.Begin for an image in a registry, or for one that is not plain arriving.ErrWhole.
+func Arrive(ctx context.Context, c *client.Client, from *registry.Source, snapshotter string) (*arriving.Image, error) {
+	m, err := crypt.Manifest(ctx, from, from.Image)
 	if err != nil {
-		return nil, fmt.Errorf("pull %s: %w", ref, err)
+		return nil, err
 	}
-	return image, nil
+	if crypt.NeedsKey(m) {
+		return nil, fmt.Errorf("it is encrypted: %w", arriving.ErrWhole)
+	}
+	return arriving.Begin(ctx, c, from, snapshotter)
 }

@@ -291,7 +291,7 @@ func (a *arrival) start(p *part) {
 func (a *arrival) fetch(ctx context.Context, p *part) error {
 	err := error(errdefs.ErrNotFound)
 	if c, derr := a.s.o.Dial(); derr == nil {
-		err = p.Copy(ctx, c.ContentStore())
+		err = p.Fetch(ctx, registry.Local(c.ContentStore(), a.Ref, ocispec.Descriptor{}, "", registry.Options{}))
 		c.Close()
 	}
 	if err != nil { // also what is wrong there
