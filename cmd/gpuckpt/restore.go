@@ -225,7 +225,7 @@ func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *r
 	if err != nil {
 		return nil, err
 	}
-	if _, _, err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
+	if err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
 		err = fmt.Errorf("the container runs, but its image is not kept: %w", err)
 		return nil, err
 	}

@@ -285,42 +285,40 @@ func (i *Image) label(d digest.Digest, labels map[string]string) error {
 	return nil
 }
 
-// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked. The
-// result is that of a pull.
-func (i *Image) Finish() (client.Image, *registry.Result, error) {
-	image, err := i.finish()
-	if err != nil {
-		return nil, nil, fmt.Errorf("pull %s: %w", i.src.Ref, err)
+// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked.
+func (i *Image) Finish() error {
+	if err := i.finish(); err != nil {
+		return fmt.Errorf("fetch %s: %w", i.src.Ref, err)
 	}
-	return image, i.src.End("pulled"), nil
+	i.src.End("complete")
+	return nil
 }
 
-func (i *Image) finish() (client.Image, error) {
+func (i *Image) finish() error {
 	if err := i.group.Wait(); err != nil {
-		return nil, err
+		return err
 	}
 	ctx := context.WithoutCancel(i.ctx) // which ends with the group
 	if err := localstore.Unpack(ctx, i.c, i.Below, i.name); err != nil {
-		return nil, err
+		return err
 	}
 	if err := i.feed.Close(); err != nil {
-		return nil, err
+		return err
 	}
 	for _, l := range i.own {
 		if err := l.commit(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	i.ctx = ctx
 	top := i.chain[len(i.chain)-1].String()
 	if err := i.label(i.image.Config.Digest, map[string]string{"containerd.io/gc.ref.snapshot." + i.name: top}); err != nil {
-		return nil, err
+		return err
 	}
 	if err := localstore.Tag(ctx, i.c, i.src.Ref, i.src.Image); err != nil {
-		return nil, err
+		return err
 	}
-	err := i.end(true)
-	return client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: i.src.Image}), err
+	return i.end(true)
 }
 
 // Close ends what is under way. What has arrived stays for the next Begin.
