@@ -59,6 +59,10 @@ type Options struct {
 	Snapshotter string
 	// Debug sets the daemon's and the shims' log level to debug.
 	Debug bool
+	// Machine gives the instance mount and network namespaces and directories of its own, as far as
+	// programs know them by no other name than that on a node (machine.go). The shim then reads
+	// /etc/gpuckpt/config.toml of the machine, and ShimConfig is not used.
+	Machine bool
 	// Logf gets a line about each notable thing (testing.T's Logf, say), and
 	// each ctr command before it is run, "ctr tasks kill …" without address and
 	// namespace; nil drops them.
@@ -71,6 +75,7 @@ type Containerd struct {
 	opts        Options
 	home        home
 	snapshotter string
+	machine     *exec.Cmd // keeps the namespaces of Options.Machine; nil without
 	daemon      *exec.Cmd
 	exited      chan struct{} // closed when the daemon was waited for
 	client      *client.Client
@@ -121,6 +126,11 @@ func Start(ctx context.Context, opts Options) (_ *Containerd, err error) {
 		if why := tryOverlay(h.dir); why != nil {
 			c.snapshotter = "native"
 			opts.Logf("the native snapshotter is used: %v", why)
+		}
+	}
+	if opts.Machine {
+		if err := c.startMachine(); err != nil {
+			return nil, err
 		}
 	}
 	if err := c.writeConfig(); err != nil {
@@ -206,6 +216,7 @@ func (c *Containerd) startDaemon(program string) error {
 	c.daemon.Env = c.daemonEnv()
 	c.daemon.Stdout, c.daemon.Stderr = log, log
 	c.daemon.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	c.enter(c.daemon)
 	if err := c.daemon.Start(); err != nil {
 		return fmt.Errorf("start containerd: %w", err)
 	}
@@ -281,6 +292,7 @@ func (c *Containerd) stop(format string, args ...any) error {
 				<-c.exited
 			}
 		}
+		c.stopMachine()
 		c.stopErr = c.home.clean()
 	})
 	<-c.stopped
@@ -293,9 +305,11 @@ func (c *Containerd) daemonEnv() []string {
 		"PATH=" + c.opts.Bins.SearchPath(),
 		"HOME=" + c.home.dir,
 		"TMPDIR=" + c.home.temp(),
-		"GPUCKPT_CONFIG=" + c.home.shimConfig(),
 		// By this variable clean finds the processes of the instance.
 		envHome + "=" + c.home.dir,
+	}
+	if !c.opts.Machine { // it has the file at its place
+		env = append(env, "GPUCKPT_CONFIG="+c.home.shimConfig())
 	}
 	env = append(env, c.HostEnv()...)
 	return append(env, c.opts.Env...)

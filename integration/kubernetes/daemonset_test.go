@@ -332,6 +332,9 @@ func importNodeImage(t *testing.T, n *node.Node) {
 	for place, path := range programs {
 		files["/opt/gpuckpt/"+place] = path
 	}
+	if files["/opt/gpuckpt/agent/gpuckpt-agent"], err = bins.Path("gpuckpt-agent"); err != nil {
+		t.Fatalf("%v; run `make agent`", err)
+	}
 	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: files, Entrypoint: []string{"/opt/gpuckpt/bin/gpuckpt"}})
 	if err == nil {
 		err = n.Import(t.Context(), nodeImage, image)

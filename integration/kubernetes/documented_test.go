@@ -154,7 +154,7 @@ func pushWorkload(t *testing.T, n *node.Node, image string) {
 		t.Fatal(err)
 	}
 	user, password := n.Registry().Login()
-	if err := remote.Write(ref, made, remote.WithAuth(&authn.Basic{Username: user, Password: password}), remote.WithContext(t.Context())); err != nil {
+	if err := remote.Write(ref, made, remote.WithTransport(n.Registry().Transport()), remote.WithAuth(&authn.Basic{Username: user, Password: password}), remote.WithContext(t.Context())); err != nil {
 		t.Fatal(err)
 	}
 }

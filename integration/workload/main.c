@@ -42,6 +42,7 @@ static const char usage[] =
 	"                                    P processes whose kernels wait for each other, all\n"
 	"                                    the time, on ports P, P+1, ...; process i computes\n"
 	"                                    i times US microseconds before N steps\n"
+	"  web     [--start N] [--gpu I]     counter, by HTTP: GET /count\n"
 	"  writer  --file PATH [--start N]   counter, and a thread that appends to PATH\n"
 	"  spin    [--seconds N]             a kernel that does not end by itself\n"
 	"  forked  [--start N] [--gpu I] [--apart A]\n"
@@ -145,7 +146,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(const struct options *);
 	} workloads[] = {
-		{"counter", run_counter}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
+		{"counter", run_counter}, {"web", run_web}, {"peer", run_peer}, {"loop", run_loop}, {"managed", run_managed}, {"plain", run_plain},
 		{"pattern", run_pattern}, {"writer", run_writer},   {"spin", run_spin},
 		{"forked", run_forked}, {"twice", run_twice}, {"beside", run_beside}, {"plainbeside", run_plainbeside}, {"oddly", run_oddly}, {"forking", run_forking}, {"vforking", run_vforking}, {"ipc", run_ipc}, {"monitor", run_monitor}, {"ring", run_ring}, {"turns", run_turns}, {"memory", run_memory}, {"gpumemory", run_gpumemory}, {"segments", run_segments}, {"zoo", run_zoo}, {"odd", run_odd},
 	};

@@ -15,6 +15,7 @@ __attribute__((noreturn)) void run_loop(const struct options *o);
 __attribute__((noreturn)) void run_managed(const struct options *o);
 __attribute__((noreturn)) void run_plain(const struct options *o);
 __attribute__((noreturn)) void run_pattern(const struct options *o);
+__attribute__((noreturn)) void run_web(const struct options *o);
 __attribute__((noreturn)) void run_writer(const struct options *o);
 __attribute__((noreturn)) void run_spin(const struct options *o);
 __attribute__((noreturn)) void run_forked(const struct options *o);

@@ -31,7 +31,11 @@ func (n *Node) startAPIServer(ctx context.Context) (_ *apiServer, err error) {
 		return nil, fmt.Errorf("start the API server: %w", err)
 	}
 	client, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
-	s := &apiServer{address: net.JoinHostPort("127.0.0.1", ports[2])}
+	host, port := "127.0.0.1", ports[2]
+	if n.cluster != nil {
+		host, port = serviceIP, "443"
+	}
+	s := &apiServer{address: net.JoinHostPort(host, port)}
 	defer func() {
 		if err != nil {
 			s.stop()
@@ -42,11 +46,11 @@ func (n *Node) startAPIServer(ctx context.Context) (_ *apiServer, err error) {
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer); err != nil {
 		return nil, err
 	}
-	if err := n.authority.issue("apiserver", "apiserver", []string{"system:masters"}, "127.0.0.1"); err != nil {
+	if err := n.authority.issue("apiserver", "apiserver", []string{"system:masters"}, host); err != nil {
 		return nil, err
 	}
 	own, key := n.authority.path("apiserver"), n.authority.keyPath("apiserver")
-	if s.server, err = n.start("kube-apiserver", "--etcd-servers", client, "--bind-address", "127.0.0.1", "--secure-port", ports[2],
+	if s.server, err = n.start("kube-apiserver", "--etcd-servers", client, "--bind-address", host, "--secure-port", port,
 		"--tls-cert-file", own, "--tls-private-key-file", key, "--client-ca-file", n.authority.path("ca"),
 		"--kubelet-certificate-authority", n.authority.path("ca"), "--kubelet-client-certificate", own, "--kubelet-client-key", key,
 		"--kubelet-preferred-address-types", "InternalIP",

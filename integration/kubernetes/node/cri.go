@@ -52,21 +52,24 @@ func (n *Node) criConfig() (func(dir string) string, error) {
 	}
 	return func(dir string) string {
 		var b strings.Builder
+		registries, specs := tlsDir(dir), fmt.Sprintf("cdi_spec_dirs = [%q]\n", cdiDir(dir))
+		if n.opts.Machine {
+			registries, specs = "", "" // the defaults
+		}
 		fmt.Fprintf(&b, `
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
 sandbox = %q
 [plugins.'io.containerd.cri.v1.images'.registry]
 config_path = %q
 [plugins.'io.containerd.cri.v1.runtime']
-cdi_spec_dirs = [%q]
-netns_mounts_under_state_dir = true
+%snetns_mounts_under_state_dir = true
 restrict_oom_score_adj = true
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [%q]
 conf_dir = %q
 [plugins.'io.containerd.cri.v1.runtime'.containerd]
 default_runtime_name = %q
-`, pauseImage, tlsDir(dir), cdiDir(dir), filepath.Dir(plugin), cniDir(dir), n.opts.Runtime)
+`, pauseImage, registries, specs, filepath.Dir(plugin), cniDir(dir), n.opts.Runtime)
 		if n.opts.Runtimes != "" {
 			b.WriteString(n.opts.Runtimes)
 		} else {

@@ -45,11 +45,16 @@ type kubelet struct {
 
 // The directories of the kubelet: its root, what it sees below /var/lib and /var/log,
 // and the files that it takes for the kernel's settings.
-func (n *Node) kubeletRoot() string { return filepath.Join(n.Dir(), "kubelet") }
-func (n *Node) podDir() string      { return filepath.Join(n.Dir(), "pods") }
-func (n *Node) varLib() string      { return filepath.Join(n.Dir(), "l") } // short: it has sockets
-func (n *Node) varLog() string      { return filepath.Join(n.Dir(), "kubelet-logs") }
-func (n *Node) settings() string    { return filepath.Join(n.Dir(), "sysctl") }
+func (n *Node) kubeletRoot() string {
+	if n.opts.Machine {
+		return "/var/lib/kubelet"
+	}
+	return filepath.Join(n.Dir(), "kubelet")
+}
+func (n *Node) podDir() string   { return filepath.Join(n.Dir(), "pods") }
+func (n *Node) varLib() string   { return filepath.Join(n.Dir(), "l") } // short: it has sockets
+func (n *Node) varLog() string   { return filepath.Join(n.Dir(), "kubelet-logs") }
+func (n *Node) settings() string { return filepath.Join(n.Dir(), "sysctl") }
 
 // ownPaths gives the program that follows directories of its own at /var/lib and
 // /var/log, and files in the place of some of the kernel's settings. What it mounts
@@ -85,7 +90,7 @@ syncFrequency: 2s
 // startKubelet starts the kubelet and returns when it says that it is healthy.
 func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 	root := n.kubeletRoot()
-	for _, dir := range []string{root, n.podDir(), n.varLib(), n.varLog()} {
+	for _, dir := range []string{n.InMachine(root), n.podDir(), n.varLib(), n.varLog()} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return nil, fmt.Errorf("start the kubelet: %w", err)
 		}
@@ -101,12 +106,14 @@ func (n *Node) startKubelet(ctx context.Context) (*kubelet, error) {
 	if err := n.authority.issue(n.kubeletUser(), "system:node:"+n.Name(), []string{"system:nodes"}, n.network.gateway); err != nil {
 		return nil, err
 	}
-	// What the kubelet mounts into pods must be seen by containerd.
-	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-		return nil, fmt.Errorf("start the kubelet: mount %s: %w", root, err)
-	}
-	if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
-		return nil, fmt.Errorf("start the kubelet: share %s: %w", root, err)
+	if !n.opts.Machine {
+		// What the kubelet mounts into pods must be seen by containerd.
+		if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+			return nil, fmt.Errorf("start the kubelet: mount %s: %w", root, err)
+		}
+		if err := unix.Mount("", root, "", unix.MS_SHARED, ""); err != nil {
+			return nil, fmt.Errorf("start the kubelet: share %s: %w", root, err)
+		}
 	}
 	cmd, err := n.kubeletCommand()
 	if err != nil {
@@ -171,6 +178,9 @@ volumePluginDir: %s
 	own, err := n.Command(context.Background(), "kubelet", args...)
 	if err != nil {
 		return nil, err
+	}
+	if n.opts.Machine {
+		return n.machineKubelet(own), nil
 	}
 	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "unchanged", "sh", "-ec", ownPaths, "sh", n.varLib(), n.varLog(), n.settings()}, own.Args...)...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = own.Dir, own.Env, own.SysProcAttr

@@ -8,18 +8,25 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // network is the pods' own: a bridge, a range of addresses, and the node's own
 // address among them. It needs no packet filter, so pods reach the node and each
-// other, and nothing else.
+// other, and nothing else. A machine's pods also reach those of the cluster's other machines.
 type network struct {
 	bridge  string
 	gateway string // the node's address
 	subnet  string
+	// pods is, on a machine, where pods are instead: behind its address. bridge and subnet are then
+	// what the cluster's machines are connected by, and uplink the address of the test there.
+	pods, uplink string
+	machines     int // of the cluster, on its first node
 }
 
 // makeNetwork makes a bridge with a range of addresses that the machine does not use.
@@ -84,9 +91,74 @@ func (n *network) makeBridge(address net.IP, mask net.IPMask) error {
 	})
 }
 
-// remove removes the bridge.
+// serviceIP is where pods find the API server of a cluster of machines: the first address of the range
+// of services. There is no proxy for services; the test has the address.
+const serviceIP = "10.96.0.1"
+
+// uplinked makes the network of a cluster of machines out of a bridge: the test has the bridge's own
+// address, that of the API server, and forwards.
+func (n *network) uplinked() error {
+	n.uplink = n.gateway
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return fmt.Errorf("connect machines: %w", err)
+	}
+	return ip("address", "replace", serviceIP+"/32", "dev", n.bridge)
+}
+
+// next returns the network of another machine of the cluster.
+func (n *network) next() (*network, error) {
+	n.machines++
+	prefix, _, err := net.ParseCIDR(n.subnet)
+	if err != nil {
+		return nil, fmt.Errorf("connect a machine: %w", err)
+	}
+	four := prefix.To4()
+	return &network{
+		bridge: n.bridge, subnet: n.subnet, uplink: n.uplink,
+		gateway: net.IPv4(four[0], four[1], four[2], byte(10+n.machines)).String(),
+		pods:    fmt.Sprintf("10.244.%d", n.machines),
+	}, nil
+}
+
+// connect connects a machine to the cluster's bridge.
+func (n *network) connect(pid int) error {
+	inside := func(args ...string) []string {
+		return append([]string{"--target", strconv.Itoa(pid), "--net", "ip"}, args...)
+	}
+	here := "m" + strconv.Itoa(pid)
+	err := ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(pid))
+	if err == nil {
+		err = ip("link", "set", here, "master", n.bridge, "up")
+	}
+	for _, args := range [][]string{
+		{"link", "set", "lo", "up"}, {"address", "add", n.gateway + "/24", "dev", "eth0"}, {"link", "set", "eth0", "up"},
+		{"route", "add", "default", "via", n.uplink},
+	} {
+		if err == nil {
+			err = command("nsenter", inside(args...)...)
+		}
+	}
+	if err == nil {
+		err = ip("route", "replace", n.pods+".0/24", "via", n.gateway)
+	}
+	if err != nil {
+		return fmt.Errorf("connect a machine: %w", err)
+	}
+	return nil
+}
+
+func ip(args ...string) error { return command("ip", args...) }
+
+func command(name string, args ...string) error {
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
+// remove removes the bridge. What a machine has goes with its network namespace.
 func (n *network) remove() error {
-	if n == nil {
+	if n == nil || n.pods != "" {
 		return nil
 	}
 	if _, err := net.InterfaceByName(n.bridge); err != nil {
@@ -125,17 +197,21 @@ func setFlags(fd int, name string, flags uint16) error {
 
 // write writes the configuration of the network's plugins.
 func (n *network) write(dir string) error {
+	bridge, subnet, gateway, routes := n.bridge, n.subnet, n.gateway, "[]"
+	if n.pods != "" {
+		bridge, subnet, gateway, routes = "pods", n.pods+".0/24", n.pods+".1", `[{"dst": "0.0.0.0/0"}]`
+	}
 	config := fmt.Sprintf(`{
   "cniVersion": "1.0.0",
   "name": "pods",
   "plugins": [
     {
       "type": "bridge", "bridge": %q, "isGateway": true, "ipMasq": false,
-      "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, "gateway": %q}]]}
+      "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": %q, "gateway": %q}]], "routes": %s}
     }
   ]
 }
-`, n.bridge, filepath.Join(cniDir(dir), "addresses"), n.subnet, n.gateway)
+`, bridge, filepath.Join(cniDir(dir), "addresses"), subnet, gateway, routes)
 	err := os.MkdirAll(cniDir(dir), 0o755)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(cniDir(dir), "10-pods.conflist"), []byte(config), 0o644)

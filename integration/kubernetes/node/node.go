@@ -50,6 +50,10 @@ type Options struct {
 	// Its name is JoinedName, or Name.
 	Join *Node
 	Name string
+	// Machine makes the node a machine of its own: containerd's and the kubelet's paths are those of any
+	// node, its network is its own, and nothing on it is this project's. Pods find the API server and
+	// the registry as in any cluster. All nodes of a cluster are, or none.
+	Machine bool
 	// Logf gets a line about each notable thing; nil drops them.
 	Logf func(format string, args ...any)
 }
@@ -61,6 +65,7 @@ type Node struct {
 	opts      Options
 	authority *authority
 	network   *network
+	cluster   *network   // what the machines of a cluster are connected by; nil without
 	api       *apiServer // nil for a node without
 	managers  *process   // the controllers, nil for a node without
 	kubelet   *kubelet
@@ -82,7 +87,7 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 	}
 	n := &Node{opts: opts}
 	if opts.Join != nil {
-		n.authority, n.registry, n.api = opts.Join.authority, opts.Join.registry, opts.Join.api
+		n.authority, n.registry, n.api, n.cluster = opts.Join.authority, opts.Join.registry, opts.Join.api, opts.Join.cluster
 	}
 	config, err := n.criConfig()
 	if err != nil {
@@ -92,25 +97,38 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 		cri := config
 		config = func(dir string) string { return cri(dir) + opts.ConfigIn(dir) }
 	}
-	if n.network, err = makeNetwork(); err != nil {
-		return nil, err
+	if n.network = n.cluster; n.network == nil {
+		if n.network, err = makeNetwork(); err != nil {
+			return nil, err
+		}
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("%w\nthe kubelet's log:\n%s", err, n.KubeletLog(2000)), n.Stop())
 		}
 	}()
-	if opts.Join == nil {
-		if n.registry, err = newRegistry(n.network.gateway); err != nil {
+	if opts.Machine {
+		if opts.Join == nil {
+			n.cluster = n.network
+			if err := n.cluster.uplinked(); err != nil {
+				return nil, err
+			}
+		}
+		if n.network, err = n.cluster.next(); err != nil {
 			return nil, err
 		}
 	}
 	n.Containerd, err = harness.Start(ctx, harness.Options{
 		Bins: opts.Bins, GPU: opts.GPU, Dir: opts.Dir, ShimConfig: opts.ShimConfig, Logf: opts.Logf,
-		CRI: true, Namespace: Namespace, ConfigIn: config, Config: opts.ContainerdConfig,
+		CRI: true, Namespace: Namespace, ConfigIn: config, Config: opts.ContainerdConfig, Machine: opts.Machine,
 	})
 	if err != nil {
 		return nil, err
+	}
+	if opts.Machine {
+		if err := n.network.connect(n.MachinePid()); err != nil {
+			return nil, err
+		}
 	}
 	if err := n.prepare(ctx); err != nil {
 		return nil, err
@@ -157,14 +175,26 @@ func (n *Node) prepare(ctx context.Context) error {
 		if err := n.authority.issue(adminUser, "admin", []string{"system:masters"}); err != nil {
 			return err
 		}
+		if n.registry, err = n.startRegistry(); err != nil {
+			return err
+		}
 	}
 	if err := n.network.write(n.Dir()); err != nil {
 		return err
 	}
-	if err := n.WriteCDISpec(cdiDir(n.Dir())); err != nil {
+	specs := cdiDir(n.Dir())
+	if n.opts.Machine {
+		specs = n.InMachine("/etc/cdi")
+	}
+	if err := n.WriteCDISpec(specs); err != nil {
 		return err
 	}
-	if err := n.registry.trust(n.Dir()); err != nil {
+	if n.opts.Machine {
+		err = n.furnish()
+	} else {
+		err = n.registry.trust(n.Dir())
+	}
+	if err != nil {
 		return err
 	}
 	if err := n.importPause(ctx); err != nil {
@@ -232,6 +262,9 @@ func (n *Node) Stop() error {
 		}
 		if n.opts.Join == nil {
 			errs = append(errs, n.registry.close())
+		}
+		if n.opts.Join == nil {
+			errs = append(errs, n.cluster.remove())
 		}
 		errs = append(errs, n.network.remove())
 		n.stopErr = errors.Join(errs...)

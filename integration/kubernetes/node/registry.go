@@ -4,6 +4,8 @@
 package node
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -30,10 +32,28 @@ type Registry struct {
 	// Host is "address:port", how images' names begin.
 	Host   string
 	server *http.Server
+	roots  *x509.CertPool // who has issued its certificate; nil without
 }
 
-// newRegistry starts one at an address of this machine.
-func newRegistry(address string) (*Registry, error) {
+// startRegistry starts one at the node's address; for a cluster of machines at one that all reach, with
+// a certificate.
+func (n *Node) startRegistry() (*Registry, error) {
+	if n.cluster == nil {
+		return newRegistry(n.network.gateway, "", "")
+	}
+	if err := n.authority.issue("registry", "registry", nil, n.cluster.gateway); err != nil {
+		return nil, err
+	}
+	r, err := newRegistry(n.cluster.gateway, n.authority.path("registry"), n.authority.keyPath("registry"))
+	if err == nil {
+		r.roots = x509.NewCertPool()
+		r.roots.AddCert(n.authority.certificate)
+	}
+	return r, err
+}
+
+// newRegistry starts one at an address of this machine, with TLS if there is a certificate.
+func newRegistry(address, certificate, key string) (*Registry, error) {
 	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("start the registry: %w", err)
@@ -48,7 +68,13 @@ func newRegistry(address string) (*Registry, error) {
 		}
 		images.ServeHTTP(w, request)
 	})}
-	go func() { _ = r.server.Serve(listener) }() // ends with close
+	go func() { // ends with close
+		if certificate == "" {
+			_ = r.server.Serve(listener)
+		} else {
+			_ = r.server.ServeTLS(listener, certificate, key)
+		}
+	}()
 	return r, nil
 }
 
@@ -71,6 +97,11 @@ func (r *Registry) trust(dir string) error {
 func (r *Registry) Credentials() ([]byte, error) {
 	auth := base64.StdEncoding.EncodeToString([]byte(registryUser + ":" + registryPassword))
 	return json.Marshal(map[string]any{"auths": map[string]any{r.Host: map[string]string{"auth": auth}}})
+}
+
+// Transport is how the tests reach it.
+func (r *Registry) Transport() http.RoundTripper {
+	return &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.roots}}
 }
 
 func (r *Registry) close() error {

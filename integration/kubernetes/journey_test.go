@@ -1,0 +1,191 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
+)
+
+// A server's way through a cluster, with the manifests of deploy/ as they are, which are the chart's
+// defaults: two machines that know nothing of gpuckpt get it, a server that has started cold on one is
+// checkpointed and pushed, and goes on on the other, ready when it answers. A machine that joins later
+// restores it as well.
+func TestJourney(t *testing.T) {
+	results.Add(t)
+	needs(t, "gpuckpt-agent")
+	needs(t, "kube-controller-manager")
+	j := &journey{}
+	j.machine(t, node.Options{APIServer: true, Controllers: true})
+	j.machine(t, node.Options{})
+	n := j.nodes[0]
+	go func() {
+		if err := n.Schedule(t.Context()); err != nil {
+			t.Errorf("the scheduler: %v", err)
+		}
+	}()
+	givePullSecret(t, n)
+	pushWorkload(t, n, "server:1")
+
+	began := time.Now()
+	step := func(what string) {
+		t.Logf("%5.1f s  %s", time.Since(began).Seconds(), what)
+	}
+	j.kubectl(t, "apply", "-k", filepath.Join(sourceDir(t), "deploy", "node"))
+	j.kubectl(t, "apply", "-k", filepath.Join(sourceDir(t), "deploy", "agent"))
+	j.kubectl(t, "label", "nodes", "--all", "nvidia.com/gpu.present=true") // as GPU Feature Discovery does
+	j.rolledOut(t)
+	step("gpuckpt is on all nodes")
+
+	j.kubectl(t, "annotate", "namespace", "default", "gpuckpt.dev/repositories="+n.Registry().Host+"/team")
+	j.apply(t, j.server("cold", n.Registry().Host+"/server:1", n.Name(), nil))
+	j.count(t, "cold", "101")
+	step("the first server answers, started cold")
+	j.checkpoint(t, "warm", "cold")
+	step("its checkpoint is in the registry")
+	j.count(t, "cold", "102") // it runs on
+
+	image := j.kubectl(t, "get", "checkpoint", "warm", "--output", "jsonpath={.status.containers[0].image}@{.status.containers[0].digest}")
+	j.apply(t, j.server("elsewhere", image, j.nodes[1].Name(), restoring))
+	j.count(t, "elsewhere", "102")
+	step("the second server answers, restored on the other node")
+	j.said(t, "elsewhere", "Restored")
+}
+
+// journey is a cluster of machines.
+type journey struct{ nodes []*node.Node }
+
+// machine starts a machine and has it join the cluster, if there is one.
+func (j *journey) machine(t *testing.T, opts node.Options) *node.Node {
+	t.Helper()
+	opts.Machine, opts.KubeletAsks, opts.Runtime = true, true, "runc"
+	opts.Runtimes = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n"
+	if len(j.nodes) > 0 {
+		opts.Join, opts.Name = j.nodes[0], fmt.Sprintf("gpuckpt-node-%d", len(j.nodes)+1)
+	}
+	n := own(t, opts)
+	j.nodes = append(j.nodes, n)
+	importNodeImage(t, n)
+	go func() {
+		if err := n.Systemd(t.Context(), func() { t.Logf("containerd of %s was restarted", n.Name()) }); err != nil {
+			t.Errorf("systemd of %s: %v", n.Name(), err)
+		}
+	}()
+	return n
+}
+
+// kubectl runs kubectl, and ends the test on an error with what the cluster says of it.
+func (j *journey) kubectl(t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := j.nodes[0].Kubectl(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, j.state())
+	}
+	return out
+}
+
+func (j *journey) state() string {
+	said := ""
+	for _, args := range []string{
+		"get pods --all-namespaces --output wide", "get events --all-namespaces", "get checkpoints,nodekeys --output yaml",
+		"logs --namespace gpuckpt --selector app.kubernetes.io/name=gpuckpt-agent --tail=20 --prefix", "logs --namespace gpuckpt deployment/gpuckpt-controller --tail=20",
+		"logs --namespace gpuckpt --selector app.kubernetes.io/name=gpuckpt-node --container install --tail=20 --prefix",
+	} {
+		out, err := j.nodes[0].Kubectl(session.Context(), strings.Fields(args)...)
+		said += fmt.Sprintf("\n%s: %v\n%s", args, err, out)
+	}
+	for _, n := range j.nodes {
+		said += n.Name() + "\n" + n.LogTail(2000) + "\n" + n.KubeletLog(2000)
+	}
+	return said
+}
+
+// rolledOut waits until what is installed is ready.
+func (j *journey) rolledOut(t *testing.T) {
+	t.Helper()
+	for _, what := range []string{"daemonset/gpuckpt-node", "daemonset/gpuckpt-agent", "deployment/gpuckpt-controller"} {
+		j.kubectl(t, "rollout", "status", "--namespace", "gpuckpt", what, "--timeout=120s")
+	}
+}
+
+// server is a Deployment of an HTTP server that uses a GPU, for one node, ready when it answers.
+func (j *journey) server(name, image, on string, annotations map[string]string) map[string]any {
+	labels := map[string]string{"app": name}
+	return map[string]any{
+		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": name},
+		"spec": map[string]any{
+			"selector": map[string]any{"matchLabels": labels},
+			"template": map[string]any{
+				"metadata": map[string]any{"labels": labels, "annotations": annotations},
+				"spec": map[string]any{
+					"runtimeClassName": "gpuckpt", "terminationGracePeriodSeconds": 1, "nodeSelector": map[string]string{"kubernetes.io/hostname": on},
+					"imagePullSecrets": []any{map[string]any{"name": pullSecret}},
+					"containers": []any{map[string]any{
+						"name": "server", "image": image, "args": []string{"web", "--port", strconv.Itoa(counterPort)},
+						"resources":      map[string]any{"limits": map[string]any{node.Resource: "1"}},
+						"readinessProbe": map[string]any{"periodSeconds": 1, "httpGet": map[string]any{"path": "/ready", "port": counterPort}},
+					}},
+				},
+			},
+		},
+	}
+}
+
+func (j *journey) apply(t *testing.T, object map[string]any) {
+	t.Helper()
+	data, err := json.Marshal(object)
+	if err == nil {
+		err = j.nodes[0].Apply(t.Context(), string(data))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkpoint has the pod of a server checkpointed and pushed.
+func (j *journey) checkpoint(t *testing.T, name, server string) {
+	t.Helper()
+	pod := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].metadata.name}")
+	j.apply(t, map[string]any{
+		"apiVersion": "gpuckpt.dev/v1alpha1", "kind": "Checkpoint", "metadata": map[string]any{"name": name},
+		"spec": map[string]any{"pod": pod, "repository": j.nodes[0].Registry().Host + "/team/server", "pushSecret": pullSecret},
+	})
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=60s")
+}
+
+// count waits until a server is ready, and asks it to count.
+func (j *journey) count(t *testing.T, server, want string) {
+	t.Helper()
+	j.kubectl(t, "rollout", "status", "deployment/"+server, "--timeout=60s")
+	address := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].status.podIP}")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if answer := get(t, "http://"+net.JoinHostPort(address, strconv.Itoa(counterPort))+"/count"); answer != want {
+		t.Fatalf("the server %s answers %s, want %s", server, answer, want)
+	}
+	_ = ctx
+	_ = http.StatusOK
+}
+
+// said waits for an event of a server's pod.
+func (j *journey) said(t *testing.T, server, reason string) string {
+	t.Helper()
+	pod := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].metadata.name}")
+	var message string
+	within(t, server+" has an event "+reason, func() bool {
+		message = j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+pod+",reason="+reason, "--output", "jsonpath={.items[*].message}")
+		return message != ""
+	})
+	return message
+}
