@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -61,6 +63,42 @@ func TestConnections(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A server is checkpointed while a client waits for it to accept the connection, as always under load.
+// It answers that client then, and is restored without.
+func TestConnectionsNotAccepted(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "web")
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(k.Port))
+	dial := func() net.Conn {
+		t.Helper()
+		var c net.Conn
+		harness.Within(t, "the server listens", func() (there bool) {
+			var err error
+			c, err = net.Dial("tcp", address)
+			return err == nil
+		})
+		return c
+	}
+	count := func(c net.Conn, want string) {
+		t.Helper()
+		defer c.Close()
+		_, err := io.WriteString(c, "GET /count HTTP/1.1\r\n\r\n")
+		answer, rerr := io.ReadAll(c)
+		if err := errors.Join(err, rerr); err != nil || !strings.HasSuffix(string(answer), "\n"+want) {
+			t.Fatalf("the server answers %q, %v, want %s", answer, err, want)
+		}
+	}
+	count(dial(), "101")
+	first := dial() // the server waits for its request
+	second := dial()
+	ref := takeCheckpoint(t, shared, k, "1")
+	count(first, "102")
+	count(second, "103")
+	k.MustRemove(t)
+	restore(t, shared, k.ID, ref, k.Port)
+	count(dial(), "102")
 }
 
 // A container that ends with its checkpoint says nothing to the other end of a connection that is to stay open.

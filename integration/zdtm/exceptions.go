@@ -31,8 +31,6 @@ var Exceptions = []Exception{
 		"CRIU would make a setuid file with the rights of the node"},
 	{"loginuid", true, "is different after restore",
 		"the login uid of the audit log is that of a new process, so that no image chooses it"},
-	{"socket-tcp-skip-in-flight", false, "In-flight connection",
-		"a connection that is not accepted yet; dev.gpuckpt.criu.skip-in-flight=true leaves it out, as the suite has it"},
 	{"socket-dump-tcp-close socket-tcp-close0", true, "Server socket isn't closed",
 		"the suite has connections within the container closed, and gpuckpt keeps them"},
 	{"packet_sock packet_sock_mmap packet_sock_spkt", false, "PACKETSK is not what a restore needs",

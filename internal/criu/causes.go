@@ -45,7 +45,7 @@ var causes = []cause{
 	{[]string{"Connected TCP socket"},
 		"a TCP connection is open: annotation dev.gpuckpt.criu.tcp-established=true dumps it"},
 	{[]string{"In-flight connection"},
-		"a TCP connection is not accepted yet: annotation dev.gpuckpt.criu.skip-in-flight=true leaves it out"},
+		"a TCP connection is not accepted yet: remove skip-in-flight = false from [criu.options]"},
 	{[]string{"Use link-remap option"},
 		"a file was removed while it is open: remove link-remap = false from [criu.options]"},
 	{[]string{"Can't link remap to", "Invalid cross-device link"}, covered},

@@ -40,7 +40,7 @@ func TestFirstCause(t *testing.T) {
 		{name: "io_uring", log: "Error (criu/files-ext.c:98): Can't dump file 4 of that type [600] (unknown anon_inode:[io_uring])\n", said: "Error", means: "uses io_uring"},
 		{name: "io_uring mapped", log: "Error (criu/proc_parse.c:738): Can't open 64105's mapfile link 7f77e2cd5000: No such device or address\n", said: "Error", means: "io_uring"},
 		{name: "connection", log: "Error (criu/sk-inet.c:200): inet: Connected TCP socket, consider using --tcp-established option.\n", said: "Error", means: "criu.tcp-established=true"},
-		{name: "in flight", log: "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2a\n", said: "Error", means: "criu.skip-in-flight=true"},
+		{name: "in flight", log: "Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2a\n", said: "Error", means: "skip-in-flight = false"},
 		{name: "removed file", log: "Error (criu/files-reg.c:1122): Can't create link remap for /dev/shm/sem.mp-x. Use link-remap option.\n", said: "Error", means: "remove link-remap = false"},
 		{name: "large removed file", log: "Error (criu/files-reg.c:1031): Can't dump ghost file /tmp/big of 2097152 size, increase limit\n", said: "Error", means: "criu.ghost-limit=BYTES"},
 		{name: "changed file", log: "Error (criu/files-reg.c:2175): File data/log has bad size 20 (expect 10)\n", said: "Error", means: "has changed since the checkpoint"},

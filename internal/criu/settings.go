@@ -82,6 +82,11 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 	if !isSet("link-remap") {
 		options["link-remap"] = true
 	}
+	// A server under load always has a connection that it has not accepted yet, a kubelet's probe at
+	// least. Such a connection stays where it is, and a restore does not have it.
+	if !isSet("skip-in-flight") {
+		options["skip-in-flight"] = true
+	}
 	// Locks are dumped whatever the client says. A restore gives CRIU hardly any of them, see package
 	// filelocks.
 	options["file-locks"] = true

@@ -26,27 +26,27 @@ func TestWriteSettings(t *testing.T) {
 		want        string // all lines but an automatic network-lock
 		err         string
 	}{
-		{name: "nothing", want: "link-remap\ntcp-established\n"},
-		{name: "no file", noBase: true, want: "link-remap\ntcp-established\n"},
-		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\nlink-remap\n"},
+		{name: "nothing", want: "link-remap\nskip-in-flight\ntcp-established\n"},
+		{name: "no file", noBase: true, want: "link-remap\nskip-in-flight\ntcp-established\n"},
+		{name: "only the base", base: "tcp-established\nghost-limit 5", want: "tcp-established\nghost-limit 5\nlink-remap\nskip-in-flight\n"},
 		{
 			name: "later lines win", base: "ghost-limit 5\n",
 			options: map[string]any{"ghost-limit": int64(6), "shell-job": true}, annotations: map[string]string{"dev.gpuckpt.criu.ghost-limit": "7"},
-			want: "ghost-limit 5\nghost-limit 7\nlink-remap\nshell-job\ntcp-established\n",
+			want: "ghost-limit 5\nghost-limit 7\nlink-remap\nshell-job\nskip-in-flight\ntcp-established\n",
 		},
 		{
 			name: "annotations", annotations: map[string]string{
-				"dev.gpuckpt.criu.tcp-established": "", "dev.gpuckpt.criu.skip-in-flight": "false",
+				"dev.gpuckpt.criu.tcp-established": "", "dev.gpuckpt.criu.tcp-close": "false",
 				"dev.gpuckpt.criu.ghost-limit": "5", "dev.gpuckpt.on-checkpoint": "stop", "org.criu.config": "/elsewhere", "other": "x",
 			},
-			want: "ghost-limit 5\nlink-remap\ntcp-established\n",
+			want: "ghost-limit 5\nlink-remap\nskip-in-flight\ntcp-established\n",
 		},
 		{
 			name: "off for one container", options: map[string]any{"tcp-established": true, "link-remap": false},
-			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "",
+			annotations: map[string]string{"dev.gpuckpt.criu.tcp-established": "false"}, want: "skip-in-flight\n",
 		},
-		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\nlink-remap\ntcp-established\n"},
-		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "link-remap\nnetwork-lock skip\ntcp-established\n"},
+		{name: "network-lock of the base", base: "network-lock  skip\n", want: "network-lock  skip\nlink-remap\nskip-in-flight\ntcp-established\n"},
+		{name: "network-lock of the node", options: map[string]any{"network-lock": "skip"}, want: "link-remap\nnetwork-lock skip\nskip-in-flight\ntcp-established\n"},
 		{name: "scripts are the node's", annotations: map[string]string{"dev.gpuckpt.criu.action-script": "/evil"}, err: "may set only"},
 		{name: "libdir is the node's", annotations: map[string]string{"dev.gpuckpt.criu.libdir": "/evil"}, err: "may set only"},
 		{name: "no such annotation", annotations: map[string]string{"dev.gpuckpt.criu.": "x"}, err: "may set only"},
@@ -177,7 +177,7 @@ func TestTCPDefault(t *testing.T) {
 			if err := settings.Write(t.Context(), Shim{}); err != nil {
 				t.Fatal(err)
 			}
-			got := strings.NewReplacer("network-lock skip\n", "", "link-remap\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
+			got := strings.NewReplacer("network-lock skip\n", "", "link-remap\n", "", "skip-in-flight\n", "", "libdir "+filepath.Join(settings.Bundle, "criu-plugins")+"\n", "").Replace(readSettings(t, settings.Bundle))
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}

@@ -84,7 +84,7 @@ func (v View) choose(key, otherwise string, words ...string) (string, error) {
 // criuAnnotations are the options of CRIU that a container may set for itself. Others
 // (action-script, libdir, external) reach beyond the container, so only the node's file may.
 var criuAnnotations = []string{
-	"tcp-established", "tcp-close", "skip-in-flight", "ghost-limit",
+	"tcp-established", "tcp-close", "ghost-limit",
 }
 
 // CRIUOptions returns the node's options of CRIU with the container's over them.
