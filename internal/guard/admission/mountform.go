@@ -56,7 +56,7 @@ var terminalNode = regexp.MustCompile(`^/[0-9]{1,10}$`)
 // form compares what a mount is made from, in a container without CAP_SYS_ADMIN.
 func (a *allowance) form(m *mnt.MntEntry, byID map[uint32]*mnt.MntEntry, outside map[uint32]bool) error {
 	at, kind := m.GetMountpoint(), mnt.Fstype(m.GetFstype())
-	if (m.GetSharedId() != 0 || m.GetMasterId() != 0) && !a.propagates(at) {
+	if (m.GetSharedId() != 0 || m.GetMasterId() != 0) && !a.propagates(at) && !a.fromHost(m) {
 		return fmt.Errorf("mounts come to it or from it, and the spec has it private")
 	}
 	if at == "/" || isExternal(m) {
@@ -79,6 +79,13 @@ func (a *allowance) form(m *mnt.MntEntry, byID map[uint32]*mnt.MntEntry, outside
 		return fmt.Errorf("it is %s of its file system", m.GetRoot())
 	}
 	return options(m, a.specMount(at))
+}
+
+// fromHost reports whether a mount is one of the host's hierarchies of cgroups (version 1). runc binds
+// these, and where systemd shares all mounts of the host, those that are made there come to it.
+func (a *allowance) fromHost(m *mnt.MntEntry) bool {
+	spec := a.specMount(m.GetMountpoint())
+	return m.GetSharedId() == 0 && isExternal(m) && mnt.Fstype(m.GetFstype()) == mnt.Fstype_CGROUP && spec != nil && spec.Type == "cgroup"
 }
 
 // propagates reports whether the spec has mounts come to a place or from it.
