@@ -18,8 +18,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// again is how often a node's key is looked at: it may have been replaced.
-const again = time.Minute
+// again is how often a node's key is looked at: it may have been replaced. soon is when it is looked at
+// after a first error: gpuckpt may just be being installed, and no node restores what this one has
+// checkpointed before its key is known. The next tries come later and later.
+const again, soon = time.Minute, time.Second
 
 // ring is where a node keeps keys; a test has its own.
 type ring interface {
@@ -39,13 +41,17 @@ type keys struct {
 
 // Start makes the node's key known, again when it is another.
 func (r *keys) Start(ctx context.Context) error {
-	for ctx.Err() == nil {
-		if err := r.publish(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "make the node's key known to the cluster")
+	for wait := soon; ctx.Err() == nil; {
+		next := again
+		if err := r.publish(ctx); err == nil {
+			wait = soon
+		} else if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "make the node's key known to the cluster", "next", wait)
+			next, wait = wait, min(2*wait, again)
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(again):
+		case <-time.After(next):
 		}
 	}
 	return nil

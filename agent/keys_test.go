@@ -5,12 +5,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"testing"
+	"testing/synctest"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -21,9 +24,15 @@ import (
 type notes struct {
 	key     string
 	trusted map[string][]string
+	missing int // so often there is no key yet
 }
 
-func (n *notes) Key(context.Context) (string, error) { return n.key, nil }
+func (n *notes) Key(context.Context) (string, error) {
+	if n.missing--; n.missing >= 0 {
+		return "", errors.New("gpuckpt is not installed on this node")
+	}
+	return n.key, nil
+}
 
 func (n *notes) Trust(keys map[string][]string) error {
 	n.trusted = keys
@@ -57,4 +66,25 @@ func TestKeys(t *testing.T) {
 	if all := map[string][]string{"there": {"theirs"}, "here": want[2:]}; !maps.EqualFunc(n.trusted, all, equal) {
 		t.Errorf("trusted are %v, want %v", n.trusted, all)
 	}
+}
+
+// The key of a node on which gpuckpt is being installed is known seconds after that.
+func TestKeyOfNewNode(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := api.AddTo(scheme); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		cluster := fake.NewClientBuilder().WithScheme(scheme).Build()
+		r := &keys{client: cluster, direct: cluster, node: "here", ring: &notes{key: "ours", missing: 4}}
+		ctx, cancel := context.WithTimeout(t.Context(), again/2)
+		defer cancel()
+		if err := r.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var known api.NodeKey
+		if err := cluster.Get(t.Context(), types.NamespacedName{Name: "here"}, &known); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -61,6 +61,9 @@ func TestJourney(t *testing.T) {
 	j.count(t, "elsewhere", "102")
 	step("the second server answers, restored on the other node")
 	j.said(t, "elsewhere", "Restored")
+	t.Log(j.kubectl(t, "get", "events", "--sort-by=.lastTimestamp"))
+	t.Log(j.nodes[1].LogTail(6000))
+	t.Log(time.Now())
 }
 
 // journey is a cluster of machines.
@@ -74,6 +77,7 @@ func (j *journey) machine(t *testing.T, opts node.Options) *node.Node {
 	if len(j.nodes) > 0 {
 		opts.Join, opts.Name = j.nodes[0], fmt.Sprintf("gpuckpt-node-%d", len(j.nodes)+1)
 	}
+	opts.Logf = func(f string, args ...any) { fmt.Printf(time.Now().Format("15:04:05.0 ")+f+"\n", args...) }
 	n := own(t, opts)
 	j.nodes = append(j.nodes, n)
 	importNodeImage(t, n)
