@@ -91,8 +91,12 @@ func (s *apiServer) wait(ctx context.Context, n *Node) error {
 	}
 }
 
+// stop ends both. The server would wait a minute for those who watch something, such as agents.
 func (s *apiServer) stop() {
 	if s != nil {
+		if s.server != nil {
+			_ = s.server.cmd.Process.Kill()
+		}
 		s.server.stop()
 		s.etcd.stop()
 	}
