@@ -34,6 +34,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/suspension"
 )
 
@@ -46,6 +47,15 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	resp, err := k.run(ctx)
 	if err == nil {
 		return resp, nil
+	}
+	if k.fallsBack(ctx) {
+		log.G(ctx).WithError(err).Warn("the image is not restored here: the container starts afresh")
+		s.announce.Afresh(ctx, r.ID, began, err)
+		k.c.restore.close()
+		k = &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, afresh: true}
+		if resp, err = k.run(ctx); err == nil {
+			return resp, nil
+		}
 	}
 	if k.restores {
 		s.announce.Over(ctx, "restore", r.ID, began, 0, err)
@@ -67,6 +77,13 @@ type creating struct {
 	r        *taskAPI.CreateTaskRequest
 	spec     *bundle.File
 	restores bool // as far as is known
+	fits     bool // nothing of the checkpoint, the node and the spec is against it
+	afresh   bool // it is not restored, though its image is a checkpoint
+}
+
+// fallsBack reports whether a restore that was refused is one of a container that then starts afresh.
+func (k *creating) fallsBack(ctx context.Context) bool {
+	return k.restores && !k.fits && k.r.Checkpoint == "" && config.PrefersRestore(k.c.annotations) && ctx.Err() == nil
 }
 
 // run takes the steps. Nothing of the container exists before the last one.
@@ -80,6 +97,7 @@ func (k *creating) run(ctx context.Context) (*taskAPI.CreateTaskResponse, error)
 	if err := k.findCheckpoint(ctx, k.fit); err != nil {
 		return nil, err
 	}
+	k.fits = true
 	if err := k.spec.Save(); err != nil {
 		return nil, err
 	}
@@ -216,6 +234,11 @@ func (k *creating) create(ctx context.Context) (*taskAPI.CreateTaskResponse, err
 		return nil, err
 	}
 	k.c.pid = int(resp.Pid)
+	if k.afresh {
+		if err := hooks.RemoveNote(k.c.bundle); err != nil {
+			log.G(ctx).WithError(err).Warn("the file /run/gpuckpt/restored is not removed")
+		}
+	}
 	k.s.mu.Lock()
 	defer k.s.mu.Unlock()
 	k.s.containers[k.r.ID] = k.c

@@ -26,6 +26,9 @@ import (
 // inImage makes the container one that is restored, if its image is a checkpoint and the policy allows it, and
 // calls do in any case, while the image can be read. A container of another image costs an lstat for each layer.
 func (k *creating) inImage(ctx context.Context, do func(context.Context) error) error {
+	if k.afresh {
+		return do(ctx)
+	}
 	rootfs := bundle.RootfsOf(k.c.bundle, k.r.Rootfs, k.spec.Spec)
 	if rootfs.NeedsMount() && !config.AsksForRestore(k.c.annotations) {
 		// To look costs a mount, which is not for every container's start.
@@ -36,7 +39,8 @@ func (k *creating) inImage(ctx context.Context, do func(context.Context) error) 
 	}
 	k.restores = true // if that fails
 	return rootfs.Visit(ctx, func(roots []string) error {
-		if err := k.c.lookInto(ctx, roots, rootfs.NeedsMount()); err != nil {
+		var err error
+		if k.afresh, err = k.c.lookInto(ctx, roots, rootfs.NeedsMount()); err != nil {
 			return err
 		}
 		k.restores = k.c.restore != nil
@@ -44,17 +48,18 @@ func (k *creating) inImage(ctx context.Context, do func(context.Context) error) 
 	})
 }
 
-// lookInto looks for a checkpoint in an image's layers. mounts says that they are mounted for as long as that takes.
-func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) error {
+// lookInto looks for a checkpoint in an image's layers, and reports whether there is one that is not to be
+// restored. mounts says that they are mounted for as long as that takes.
+func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) (afresh bool, err error) {
 	dirs, err := images.ImageDirs(roots...)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(dirs) == 0 {
 		if config.AsksForRestore(c.annotations) { // of a pod's containers all have its annotations
 			log.G(ctx).Infof("annotation %s asks for a restore, and the image is no checkpoint: it starts afresh", annotations.Restore)
 		}
-		return nil
+		return false, nil
 	}
 	var rest trust.Rest
 	compared := &rest
@@ -64,12 +69,12 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) e
 	found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots, compared)
 	if err != nil {
 		rest.Close()
-		return err
+		return false, err
 	}
 	entry := log.G(ctx).WithField("checkpoint", dirs[0])
 	if reason != "" {
 		entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
-		return nil
+		return true, nil
 	}
 	c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source, rest: rest}
 	if mounts {
@@ -78,7 +83,7 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) e
 		c.restore.dir = filepath.Join(c.restore.mounted, images.ImageDir)
 	}
 	entry.Info("the image is a checkpoint and is restored")
-	return nil
+	return false, nil
 }
 
 // admit refuses a checkpoint that the client names, if the node's policy does not let it in.

@@ -53,7 +53,7 @@ const (
 // reasons are the events of pods, by what is behind the prefix of a topic.
 var reasons = map[string]string{
 	"checkpointed": checkpointed, "restored": "Restored", "suspended": suspended, "resumed": "Resumed",
-	"checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
+	"started-afresh": "StartedAfresh", "checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
 }
 
 // Teller makes events of pods out of what the shims of a node say.

@@ -14,7 +14,8 @@ package annotations
 // shim only if containerd's configuration of the runtime has pod_annotations =
 // ["dev.gpuckpt.*"].
 const (
-	// Restore is true to restore a container whose image is a checkpoint, false to start it afresh.
+	// Restore is true to restore a container whose image is a checkpoint, false to start it afresh, prefer
+	// to start it afresh where it cannot be restored.
 	Restore = "dev.gpuckpt.restore"
 	// OnCheckpoint is keep (the default) or stop: what becomes of the container after a checkpoint whose
 	// request has no options. Requests of ctr have options, those of the kubelet and nerdctl do not.

@@ -4,17 +4,17 @@
 package kubernetes
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/http"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
 
@@ -56,14 +56,38 @@ func TestJourney(t *testing.T) {
 	step("its checkpoint is in the registry")
 	j.count(t, "cold", "102") // it runs on
 
-	image := j.kubectl(t, "get", "checkpoint", "warm", "--output", "jsonpath={.status.containers[0].image}@{.status.containers[0].digest}")
+	image := j.image(t, "warm")
 	j.apply(t, j.server("elsewhere", image, j.nodes[1].Name(), restoring))
 	j.count(t, "elsewhere", "102")
 	step("the second server answers, restored on the other node")
 	j.said(t, "elsewhere", "Restored")
-	t.Log(j.kubectl(t, "get", "events", "--sort-by=.lastTimestamp"))
-	t.Log(j.nodes[1].LogTail(6000))
-	t.Log(time.Now())
+	j.noted(t, 1, "elsewhere", true)
+	j.checkpoint(t, "again", "elsewhere") // its image has the note of the restore
+
+	third := j.machine(t, node.Options{})
+	j.kubectl(t, "label", "node", third.Name(), "nvidia.com/gpu.present=true")
+	j.rolledOut(t)
+	step("a third node has joined")
+	j.apply(t, j.server("joined", image, third.Name(), restoring))
+	j.count(t, "joined", "102")
+	step("the third server answers, restored there")
+	if gpu.Kind != harness.SoftwareGPU {
+		return // the driver of no other is replaced so easily
+	}
+
+	// A node with another driver says why it cannot, and starts the server cold if that is preferred.
+	softwareGPU(t, third, "driver=999.1\n")
+	j.apply(t, j.server("refused", image, third.Name(), restoring))
+	if why := j.said(t, "refused", "RestoreFailed"); !strings.Contains(why, "999.1") {
+		t.Errorf("the event says %s", why)
+	}
+	j.apply(t, j.server("preferred", j.image(t, "again"), third.Name(), map[string]string{"dev.gpuckpt.restore": "prefer"}))
+	j.count(t, "preferred", "101")
+	step("a server answers, started cold where it cannot be restored")
+	if why := j.said(t, "preferred", "StartedAfresh"); !strings.Contains(why, "999.1") {
+		t.Errorf("the event says %s", why)
+	}
+	j.noted(t, 2, "preferred", false)
 }
 
 // journey is a cluster of machines.
@@ -77,7 +101,6 @@ func (j *journey) machine(t *testing.T, opts node.Options) *node.Node {
 	if len(j.nodes) > 0 {
 		opts.Join, opts.Name = j.nodes[0], fmt.Sprintf("gpuckpt-node-%d", len(j.nodes)+1)
 	}
-	opts.Logf = func(f string, args ...any) { fmt.Printf(time.Now().Format("15:04:05.0 ")+f+"\n", args...) }
 	n := own(t, opts)
 	j.nodes = append(j.nodes, n)
 	importNodeImage(t, n)
@@ -168,18 +191,33 @@ func (j *journey) checkpoint(t *testing.T, name, server string) {
 	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=60s")
 }
 
+// image is the image of a Checkpoint, by its digest.
+func (j *journey) image(t *testing.T, checkpoint string) string {
+	t.Helper()
+	return j.kubectl(t, "get", "checkpoint", checkpoint, "--output", "jsonpath={.status.containers[0].image}@{.status.containers[0].digest}")
+}
+
+// noted reports an error unless a server on a node finds that it was restored, or does not.
+func (j *journey) noted(t *testing.T, on int, server string, want bool) {
+	t.Helper()
+	id := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].status.containerStatuses[0].containerID}")
+	pid, err := j.nodes[on].Pid(t.Context(), strings.TrimPrefix(id, "containerd://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(fmt.Sprintf("/proc/%d/root/run/gpuckpt/restored", pid)); want != (err == nil) {
+		t.Errorf("%s has /run/gpuckpt/restored? %v", server, err)
+	}
+}
+
 // count waits until a server is ready, and asks it to count.
 func (j *journey) count(t *testing.T, server, want string) {
 	t.Helper()
 	j.kubectl(t, "rollout", "status", "deployment/"+server, "--timeout=60s")
 	address := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].status.podIP}")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	if answer := get(t, "http://"+net.JoinHostPort(address, strconv.Itoa(counterPort))+"/count"); answer != want {
 		t.Fatalf("the server %s answers %s, want %s", server, answer, want)
 	}
-	_ = ctx
-	_ = http.StatusOK
 }
 
 // said waits for an event of a server's pod.

@@ -174,7 +174,12 @@ func (r Restore) ListsDigests() bool { return slices.ContainsFunc(r.Images, dige
 
 // AsksForRestore reports whether a container asks for a restore of its image.
 func AsksForRestore(container map[string]string) bool {
-	return container[annotations.Restore] == "true"
+	return container[annotations.Restore] == "true" || PrefersRestore(container)
+}
+
+// PrefersRestore reports whether a container starts afresh where its image cannot be restored.
+func PrefersRestore(container map[string]string) bool {
+	return container[annotations.Restore] == "prefer"
 }
 
 // StartsAfresh decides whether a container of a checkpoint image is restored. If not, it returns
@@ -182,8 +187,8 @@ func AsksForRestore(container map[string]string) bool {
 func (v View) StartsAfresh() (reason string, err error) {
 	const key = annotations.Restore
 	switch value, annotated := v.Annotations[key]; {
-	case annotated && value != "true" && value != "false":
-		return "", fmt.Errorf("annotation %s is %q; it must be \"true\" or \"false\": %w", key, value, errdefs.ErrInvalidArgument)
+	case annotated && value != "true" && value != "false" && value != "prefer":
+		return "", fmt.Errorf("annotation %s is %q; it must be \"true\", \"prefer\" or \"false\": %w", key, value, errdefs.ErrInvalidArgument)
 	case value == "false":
 		return fmt.Sprintf("annotation %s is \"false\"", key), nil
 	case v.Restore.Policy == Never && annotated:

@@ -30,6 +30,7 @@ func TestStartsAfresh(t *testing.T) {
 		"always":            {Restore{Policy: Always}, nil, "", nil},
 		"asked not to":      {Restore{Policy: Always}, map[string]string{annotations.Restore: "false"}, "is \"false\"", nil},
 		"never":             {Restore{Policy: Never}, nil, "never", nil},
+		"preferred":         {Restore{Policy: Signed}, map[string]string{annotations.Restore: "prefer"}, "", nil},
 		"never and asked":   {Restore{Policy: Never}, name("x"), "", errdefs.ErrFailedPrecondition},
 		"misspelt":          {Restore{Policy: Always}, map[string]string{annotations.Restore: "1"}, "", errdefs.ErrInvalidArgument},
 	} {

@@ -25,6 +25,8 @@ import (
 const (
 	Prefix = "/gpuckpt/"
 	Failed = "-failed"
+	// Afresh is behind the prefix when a container starts from the beginning that would rather have been restored.
+	Afresh = "started-afresh"
 )
 
 // The labels of an event. Error is that of the operation, in an event of a failure; Bytes are those
@@ -91,6 +93,12 @@ func (a *Announcer) Over(ctx context.Context, operation, id string, began time.T
 		labels[Bytes] = strconv.FormatUint(bytes, 10)
 	}
 	a.send(ctx, event{topic: topic, payload: &apievents.ContainerUpdate{ID: id, Labels: labels}})
+}
+
+// Afresh says that a container starts from the beginning, and why it is not restored.
+func (a *Announcer) Afresh(ctx context.Context, id string, began time.Time, why error) {
+	labels := map[string]string{Operation: "restore", Took: a.now().Sub(began).Round(time.Millisecond).String(), Error: why.Error()}
+	a.send(ctx, event{topic: Prefix + Afresh, payload: &apievents.ContainerUpdate{ID: id, Labels: labels}})
 }
 
 // Checkpointed is containerd's own event of a checkpoint in a directory.

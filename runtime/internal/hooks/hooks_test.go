@@ -161,6 +161,35 @@ func TestWriteNote(t *testing.T) {
 	}
 }
 
+func TestRemoveNote(t *testing.T) {
+	root, outside := t.TempDir(), t.TempDir()
+	for range 2 { // and where there is none
+		if err := removeNote(root); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := writeNote(root, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := removeNote(root); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(filepath.Join(root, run, noteDir, noteName)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("it is there: %v", err)
+		}
+	}
+	// The image's author chose what is there.
+	kept := filepath.Join(outside, noteName)
+	if err := errors.Join(os.WriteFile(kept, nil, 0o600), os.Remove(filepath.Join(root, run, noteDir)), os.Symlink(outside, filepath.Join(root, run, noteDir))); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeNote(root); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestWriteNoteElsewhere(t *testing.T) {
 	outside := t.TempDir()
 	for name, make := range map[string]func(root string) error{

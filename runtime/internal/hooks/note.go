@@ -95,6 +95,39 @@ func writeNote(root string, spec *specs.Spec) (Note, error) {
 	return note, replace(dir, append(data, '\n'))
 }
 
+// RemoveNote removes what the image of a container has of an earlier restore: the container is created,
+// does not run yet, and will start from the beginning. It is an error if it stays.
+func RemoveNote(bundleDir string) error {
+	file, err := bundle.Read(bundleDir)
+	if err != nil {
+		return err
+	}
+	if err := removeNote(bundle.RootOf(bundleDir, file.Spec)); err != nil {
+		return fmt.Errorf("remove an earlier note: %w", err)
+	}
+	return nil
+}
+
+// removeNote removes it below one root, and nothing that is mounted there.
+func removeNote(root string) error {
+	top, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(top)
+	dir, err := unix.Openat2(top, run+"/"+noteDir, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
+	})
+	if err == nil {
+		defer unix.Close(dir)
+		err = unix.Unlinkat(dir, noteName, 0)
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
 // isRun reports whether a mount is the container's own tmpfs at /run.
 func isRun(m specs.Mount) bool { return m.Type == "tmpfs" && path.Clean(m.Destination) == "/"+run }
 
