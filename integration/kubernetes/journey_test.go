@@ -4,6 +4,7 @@
 package kubernetes
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -88,6 +89,95 @@ func TestJourney(t *testing.T) {
 		t.Errorf("the event says %s", why)
 	}
 	j.noted(t, 2, "preferred", false)
+	t.Run("restarts", j.testRestarts)
+	step("done")
+}
+
+// Whatever is restarted, and when: a Checkpoint is over afterwards, and done once at most, and its pod runs on.
+func (j *journey) testRestarts(t *testing.T) {
+	n := j.nodes[0]
+	pod := apply(t, n, "restarts", counter{class: "gpuckpt"})
+	count := 100
+	counts := func() {
+		t.Helper()
+		count++
+		expect(t, pod, counterPort, strconv.Itoa(count))
+	}
+	counts()
+	program := func(name string) func() {
+		return func() {
+			j.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-"+name, "--field-selector", "spec.nodeName="+n.Name())
+			j.rolledOut(t)
+		}
+	}
+	daemon := func(restart func(context.Context) error) func() {
+		return func() {
+			if err := restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, what := range []struct {
+		name          string
+		restart       func()
+		first, second string // what comes of the Checkpoint, at each stage
+	}{
+		{"controller", program("controller"), "Complete", "Complete"},
+		{"kubelet", daemon(n.RestartKubelet), "Complete", "Complete"},
+		{"containerd", daemon(n.Restart), "Failed", "Complete"},
+		{"agent", program("agent"), "Failed", "Failed"},
+	} {
+		for stage, want := range map[string]string{"Checkpointing": what.first, "Pushing": what.second} {
+			name := strings.ToLower(what.name + "-" + stage)
+			before := j.checkpointed(t)
+			release, hurry := n.Registry().Hold(), func() {}
+			if stage == "Checkpointing" {
+				release()
+				release, hurry = func() {}, softwareGPU(t, n, "checkpoint_delay_ms=2000\n")
+			}
+			j.make(t, name, "restarts")
+			if stage == "Checkpointing" {
+				paused(t, n, pod)
+			} else {
+				within(t, "it is pushed", func() bool {
+					return j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.stage}") == stage
+				})
+			}
+			what.restart()
+			release()
+			hurry()
+			var over string
+			within(t, "the Checkpoint is over", func() bool {
+				over = j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[?(@.status==\"True\")].type}: {.status.conditions[*].message}")
+				return strings.HasPrefix(over, "Complete") || strings.HasPrefix(over, "Failed")
+			})
+			t.Logf("%s restarted while it is %s: %s", what.name, stage, over)
+			if !strings.HasPrefix(over, want) {
+				t.Errorf("%s restarted while it is %s: %s, want %s", what.name, stage, over, want)
+			}
+			counts()
+			if now := j.checkpointed(t); now > before+1 {
+				t.Errorf("%s restarted while it is %s: it was checkpointed %d times", what.name, stage, now-before)
+			}
+		}
+	}
+	j.make(t, "after-all", "restarts")
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/after-all", "--timeout=60s")
+	counts()
+}
+
+// checkpointed returns how often the pod of testRestarts was checkpointed, as far as its events say.
+func (j *journey) checkpointed(t *testing.T) int {
+	t.Helper()
+	total := 0
+	for _, count := range strings.Fields(j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=restarts,reason=Checkpointed", "--output", "jsonpath={.items[*].count}")) {
+		n, err := strconv.Atoi(count)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += n
+	}
+	return total
 }
 
 // journey is a cluster of machines.
@@ -183,12 +273,17 @@ func (j *journey) apply(t *testing.T, object map[string]any) {
 // checkpoint has the pod of a server checkpointed and pushed.
 func (j *journey) checkpoint(t *testing.T, name, server string) {
 	t.Helper()
-	pod := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].metadata.name}")
+	j.make(t, name, j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].metadata.name}"))
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=60s")
+}
+
+// make makes a Checkpoint of a pod.
+func (j *journey) make(t *testing.T, name, pod string) {
+	t.Helper()
 	j.apply(t, map[string]any{
 		"apiVersion": "gpuckpt.dev/v1alpha1", "kind": "Checkpoint", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"pod": pod, "repository": j.nodes[0].Registry().Host + "/team/server", "pushSecret": pullSecret},
 	})
-	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=60s")
 }
 
 // image is the image of a Checkpoint, by its digest.

@@ -187,6 +187,13 @@ volumePluginDir: %s
 	return cmd, nil
 }
 
+// RestartKubelet ends the kubelet and starts it again. Pods live on.
+func (n *Node) RestartKubelet(ctx context.Context) (err error) {
+	n.kubelet.stop()
+	n.kubelet, err = n.startKubelet(ctx)
+	return err
+}
+
 // KubeletURL is where the kubelet answers.
 func (n *Node) KubeletURL() string { return "https://" + n.kubelet.address }
 

@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -33,6 +34,13 @@ type Registry struct {
 	Host   string
 	server *http.Server
 	roots  *x509.CertPool // who has issued its certificate; nil without
+	writes sync.RWMutex   // each holds it to read
+}
+
+// Hold has pushes wait until release is called.
+func (r *Registry) Hold() (release func()) {
+	r.writes.Lock()
+	return r.writes.Unlock
 }
 
 // startRegistry starts one at the node's address; for a cluster of machines at one that all reach, with
@@ -65,6 +73,10 @@ func newRegistry(address, certificate, key string) (*Registry, error) {
 			w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
 			http.Error(w, `{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}`, http.StatusUnauthorized)
 			return
+		}
+		if request.Method != http.MethodGet && request.Method != http.MethodHead {
+			r.writes.RLock()
+			defer r.writes.RUnlock()
 		}
 		images.ServeHTTP(w, request)
 	})}
