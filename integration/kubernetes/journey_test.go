@@ -93,9 +93,13 @@ func TestJourney(t *testing.T) {
 	step("done")
 }
 
-// Whatever is restarted, and when: a Checkpoint is over afterwards, and done once at most, and its pod runs on.
+// envRestarts is "all" to restart each program at each stage.
+const envRestarts = "GPUCKPT_TEST_RESTARTS"
+
+// Whatever is restarted, and when: a Checkpoint is over afterwards, and done once at most, and its pod runs
+// on. But for one: CRI does not know a container again that was paused when containerd ended.
 func (j *journey) testRestarts(t *testing.T) {
-	n := j.nodes[0]
+	n, all := j.nodes[0], os.Getenv(envRestarts) == "all"
 	pod := apply(t, n, "restarts", counter{class: "gpuckpt"})
 	count := 100
 	counts := func() {
@@ -128,6 +132,9 @@ func (j *journey) testRestarts(t *testing.T) {
 		{"agent", program("agent"), "Failed", "Failed"},
 	} {
 		for stage, want := range map[string]string{"Checkpointing": what.first, "Pushing": what.second} {
+			if !all && stage != "Pushing" && what.name != "agent" {
+				continue
+			}
 			name := strings.ToLower(what.name + "-" + stage)
 			before := j.checkpointed(t)
 			release, hurry := n.Registry().Hold(), func() {}
@@ -139,9 +146,8 @@ func (j *journey) testRestarts(t *testing.T) {
 			if stage == "Checkpointing" {
 				paused(t, n, pod)
 			} else {
-				within(t, "it is pushed", func() bool {
-					return j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.stage}") == stage
-				})
+				within(t, "it is pushed", n.Registry().Held)
+				counts()
 			}
 			what.restart()
 			release()
@@ -154,6 +160,15 @@ func (j *journey) testRestarts(t *testing.T) {
 			t.Logf("%s restarted while it is %s: %s", what.name, stage, over)
 			if !strings.HasPrefix(over, want) {
 				t.Errorf("%s restarted while it is %s: %s, want %s", what.name, stage, over, want)
+			}
+			if what.name == "containerd" && stage == "Checkpointing" {
+				var err error
+				if pod, err = n.WaitFor(t.Context(), "restarts", func(p node.Pod) bool {
+					return p.Ready() && p.Status.ContainerStatuses[0].RestartCount > 0
+				}); err != nil {
+					t.Fatal(err)
+				}
+				count = 100
 			}
 			counts()
 			if now := j.checkpointed(t); now > before+1 {

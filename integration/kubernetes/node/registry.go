@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -35,7 +36,11 @@ type Registry struct {
 	server *http.Server
 	roots  *x509.CertPool // who has issued its certificate; nil without
 	writes sync.RWMutex   // each holds it to read
+	held   atomic.Int32   // that wait for it
 }
+
+// Held reports whether a push waits.
+func (r *Registry) Held() bool { return r.held.Load() > 0 }
 
 // Hold has pushes wait until release is called.
 func (r *Registry) Hold() (release func()) {
@@ -75,7 +80,9 @@ func newRegistry(address, certificate, key string) (*Registry, error) {
 			return
 		}
 		if request.Method != http.MethodGet && request.Method != http.MethodHead {
+			r.held.Add(1)
 			r.writes.RLock()
+			r.held.Add(-1)
 			defer r.writes.RUnlock()
 		}
 		images.ServeHTTP(w, request)
