@@ -371,6 +371,21 @@ func TestChartLint(t *testing.T) {
 	}
 }
 
+// With the values for k3s and RKE2 nothing is left of the place that other nodes have containerd at.
+func TestChartForK3s(t *testing.T) {
+	values, err := os.ReadFile("../../deploy/values-k3s.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range render(t, strings.Replace(string(values), "agent:", "agent:\n  enabled: true", 1)) {
+		for _, other := range []string{" path: /run/containerd", "--containerd=/run/containerd"} {
+			if strings.Contains(text, other) {
+				t.Errorf("%s has %q:\n%s", name, other, text)
+			}
+		}
+	}
+}
+
 // With UPDATE set the test writes deploy/node and deploy/agent anew.
 func TestUpdate(t *testing.T) {
 	if os.Getenv("UPDATE") == "" {
