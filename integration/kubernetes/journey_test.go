@@ -185,7 +185,7 @@ func (j *journey) testRestarts(t *testing.T) {
 func (j *journey) checkpointed(t *testing.T) int {
 	t.Helper()
 	total := 0
-	for _, count := range strings.Fields(j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=restarts,reason=Checkpointed", "--output", "jsonpath={.items[*].count}")) {
+	for count := range strings.FieldsSeq(j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name=restarts,reason=Checkpointed", "--output", "jsonpath={.items[*].count}")) {
 		n, err := strconv.Atoi(count)
 		if err != nil {
 			t.Fatal(err)

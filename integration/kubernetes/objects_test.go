@@ -146,8 +146,7 @@ func (k objects) counts(t *testing.T, at, of *node.Node, want bool) {
 	})
 }
 
-// Nodes restore what others have checkpointed without a person's doing: one that joins later, at once.
-// The keys of one that is gone count for a time, and no more then.
+// The key of a node that joins later counts without a person's doing (TestJourney has it restore). The keys of one that is gone count for a time, and no more then.
 func (k objects) testTrust(t *testing.T, trusts func(name string) string) {
 	const name = "gpuckpt-node-3"
 	third := own(t, node.Options{Join: k.n, Name: name, KubeletAsks: true, ShimConfig: trusts(name)})
@@ -155,21 +154,10 @@ func (k objects) testTrust(t *testing.T, trusts func(name string) string) {
 	began := time.Now()
 	k.counts(t, third, k.n, true)
 	t.Logf("the key of the first node counts on the third %s after its label", time.Since(began).Round(time.Second))
-	joined := counter{image: k.n.Registry().Host + "/job:first", annotations: restoring, pod: map[string]any{"nodeName": name, "imagePullSecrets": []any{map[string]any{"name": pullSecret}}}}
-	removed(t, k.n, "joined")
-	if err := k.n.Apply(t.Context(), joined.manifest("joined")); err != nil {
-		t.Fatal(err)
-	}
-	pod, err := third.WaitReady(t.Context(), "joined")
-	if err != nil {
-		t.Fatalf("%v\n%s", err, third.LogTail(4000))
-	}
-	expect(t, pod, counterPort, "102")
 	k.counts(t, k.n, third, true)
 	if known := k.kubectl(t, "get", "nodekeys", "--output", "name"); len(strings.Fields(known)) != 3 {
 		t.Errorf("known are the keys of %q", known)
 	}
-	k.kubectl(t, "delete", "pod", "joined", "--timeout=180s")
 	if err := third.Stop(); err != nil {
 		t.Error(err)
 	}
