@@ -119,7 +119,7 @@ soak: setup build testbeds ## Checkpoint, restore and suspend 20 containers at o
 # What the tests of pods and of nerdctl need: a cluster's programs, older containerds.
 .PHONY: setup-kubernetes
 setup-kubernetes: compiler
-	@hack/setup kubernetes crictl cni iptables nerdctl imagetools containerd-2.2 containerd-2.3
+	@hack/setup kubernetes crictl cni iptables iproute2 nerdctl imagetools containerd-2.2 containerd-2.3
 
 # Part of `make test`.
 .PHONY: test-kubernetes

@@ -27,6 +27,7 @@ func TestJourney(t *testing.T) {
 	results.Add(t)
 	needs(t, "gpuckpt-agent")
 	needs(t, "kube-controller-manager")
+	needs(t, "ip")
 	j := &journey{}
 	j.machine(t, node.Options{APIServer: true, Controllers: true})
 	j.machine(t, node.Options{})
