@@ -52,6 +52,7 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		log.G(ctx).WithError(err).Warn("the image is not restored here: the container starts afresh")
 		s.announce.Afresh(ctx, r.ID, began, err)
 		k.c.restore.close()
+		k.c.gpu.Forget()
 		k = &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, afresh: true}
 		if resp, err = k.run(ctx); err == nil {
 			return resp, nil
