@@ -161,7 +161,7 @@ func TestPolicy(t *testing.T) {
 		{name: "always", config: `policy = "always"`, count: "102"},
 		{name: "never", config: `policy = "never"`, count: "101"},
 		{name: "never and asked", config: `policy = "never"`, annotation: "true", refused: "this node allows none"},
-		{name: "misspelt", annotation: "yes", refused: `must be "true" or "false"`},
+		{name: "misspelt", annotation: "yes", refused: `must be "true", "prefer" or "false"`},
 		{name: "listed", config: `images = ["example.com/*"]`, annotation: "true", refused: "does not say which image"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
