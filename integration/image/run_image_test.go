@@ -161,6 +161,9 @@ func TestPolicy(t *testing.T) {
 		{name: "always", config: `policy = "always"`, count: "102"},
 		{name: "never", config: `policy = "never"`, count: "101"},
 		{name: "never and asked", config: `policy = "never"`, annotation: "true", refused: "this node allows none"},
+		{name: "preferred", annotation: "prefer", count: "102"},
+		{name: "never and preferred", config: `policy = "never"`, annotation: "prefer", count: "101"},
+		{name: "not listed and preferred", config: `images = ["example.com/*"]`, annotation: "prefer", count: "101"},
 		{name: "misspelt", annotation: "yes", refused: `must be "true", "prefer" or "false"`},
 		{name: "listed", config: `images = ["example.com/*"]`, annotation: "true", refused: "does not say which image"},
 	} {
