@@ -45,6 +45,23 @@ func TestCheckOfPods(t *testing.T) {
 			})
 		}
 	}
+	// A hierarchy of the host's, whose mounts come to it, and go from it if it is shared.
+	hierarchy := func(key string, shared uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			cgroupMount(2)(d)
+			m := &mnt.MntEntry{
+				Fstype: proto.Uint32(uint32(mnt.Fstype_CGROUP)), MntId: proto.Uint32(8), RootDev: proto.Uint32(8), ParentMntId: proto.Uint32(7),
+				Flags: proto.Uint32(3), Root: new("/"), Mountpoint: new("/sys/fs/cgroup/pids"), Source: new(""), Options: new(""), MasterId: proto.Uint32(30),
+			}
+			if key != "" {
+				m.ExtKey = &key
+			}
+			if shared != 0 {
+				m.SharedId = &shared
+			}
+			d.Mounts = append(d.Mounts, m)
+		}
+	}
 	userNS := func(s *specs.Spec) {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
@@ -73,6 +90,9 @@ func TestCheckOfPods(t *testing.T) {
 		"the host's for another":            {hostUTS("/proc/self/ns/mnt"), inHostUTS, "host's uts namespace"},
 		"hierarchies in a writable tmpfs":   {cgroups("ro", "nosuid"), cgroupMount(2), ""},
 		"with set-user-id":                  {cgroups("ro", "nosuid"), cgroupMount(0), "not nosuid"},
+		"a hierarchy of the host's":         {cgroups("ro", "nosuid"), hierarchy("/sys/fs/cgroup/pids", 0), ""},
+		"one that the host's mounts follow": {cgroups("ro", "nosuid"), hierarchy("/sys/fs/cgroup/pids", 31), "the spec has it private"},
+		"one that is not from outside":      {cgroups("ro", "nosuid"), hierarchy("", 0), "the spec has it private"},
 		"a user namespace":                  {userNS, maps(same, same), ""},
 		"with fewer ids":                    {userNS, maps(extent(1000, 101000, 10), same), ""},
 		"with the host's users":             {userNS, maps(extent(0, 0, 65536), same), "user ids from 0 are the host's from 0"},
