@@ -412,7 +412,11 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
 	defer cancel()
-	return names.Removed(ctx, criu.Open(k.images.Path).Set, k.c.pid, k.c.pids)
+	dumped := criu.Open(k.images.Path).Set
+	if err := names.Sockets(dumped, k.c.pids); err != nil {
+		return err
+	}
+	return names.Removed(ctx, dumped, k.c.pid, k.c.pids)
 }
 
 // endWriting ends what dump has begun.

@@ -161,6 +161,10 @@ func TestReasons(t *testing.T) {
 		{state: "sent-too-early", file: "/early", says: "before its connection was accepted"},
 		{state: "left-too-early", file: "/early", says: "before its connection was accepted"},
 		{state: "pending-trap", says: "blocks SIGTRAP"},
+		{state: "thread-directory", says: "a working directory of its own"},
+		{state: "thread-files", says: "open files of its own"},
+		{state: "shared-directory", says: "shares its memory, its working directory"},
+		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
 		{state: "raw-socket", says: "no raw socket"},
 		{state: "own-network", says: "in a namespace of its own", flags: admin},
 		{state: "own-time", says: "in a namespace of its own", flags: admin},
@@ -221,7 +225,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll"} {
+	for _, state := range []string{"semaphore", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -311,6 +315,11 @@ func TestDifferent(t *testing.T) {
 		{"lock-future", "new memory is not locked", "| `mlockall(MCL_FUTURE)` | what is locked stays so, new memory is not locked |"},
 		{"queued-udp", "lost", "| UDP datagrams that no program has read | lost, as in a network |"},
 		{"queued-sender", "without a sender", "| sender of a Unix datagram that no program has read | none |"},
+		{"not-accepted", "closed", "| TCP connections that no program has accepted | closed |"},
+		{"queued-events", "lost", "| events of a watch (inotify) that no program has read | lost |"},
+		{"undo", "not given back when the process ends", "| what a System V semaphore gets back when a process ends (`SEM_UNDO`) | it does not get it back |"},
+		{"processor-time", "that since the restore", "| processor time of a process (`CLOCK_PROCESS_CPUTIME_ID`, `getrusage`) | that since the restore |"},
+		{"own-settings", "the default", "| what `prctl` sets and nobody else sees: `PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER` | the default |"},
 		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [security.md](security.md#landlock) |"},
 		{"start-time", "that of the restore", "| start time of a process, by which psutil and Ray know it | that of the restore |"},
 	} {

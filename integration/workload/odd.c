@@ -14,6 +14,7 @@
 #include <mqueue.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -29,11 +30,13 @@
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/sem.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -668,6 +671,215 @@ static void system_v(void)
 	must(shmctl(id, IPC_RMID, NULL));
 }
 
+// A Unix socket was renamed after it was bound, as servers do that are to be found when they are ready.
+static int unix_socket(const char *name, int type)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	int s = (int)must(socket(AF_UNIX, type, 0));
+	must(snprintf(at.sun_path, sizeof at.sun_path, "%s", name));
+	must(bind(s, (void *)&at, sizeof at));
+	must(type == SOCK_STREAM ? listen(s, 4) : 0);
+	return s;
+}
+
+static void renamed_socket(void)
+{
+	char soon[4096];
+	on_path(soon, ".soon");
+	a = unix_socket(soon, SOCK_STREAM);
+	must(rename(soon, path));
+	b = unix_socket(soon, SOCK_DGRAM);
+	on_path(soon, ".datagrams");
+	char was[4096];
+	on_path(was, ".soon");
+	must(rename(was, soon));
+}
+
+static const char *renamed_socket_same(void)
+{
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	int s = (int)must(socket(AF_UNIX, SOCK_STREAM, 0)), d = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	on_path(at.sun_path, "");
+	int failed = connect(s, (void *)&at, sizeof at);
+	if (!failed)
+		close((int)must(accept(a, NULL, NULL)));
+	on_path(at.sun_path, ".datagrams");
+	failed |= connect(d, (void *)&at, sizeof at);
+	close(s);
+	close(d);
+	on_path(at.sun_path, ".soon");
+	return failed ? "nobody listens" : !access(at.sun_path, F_OK) ? "the old name is back" : "same";
+}
+
+// The working directory was removed, and another one has its name. So has a file that of the directory in
+// which an open file was.
+static void replaced_directory(void)
+{
+	char name[4096];
+	must(mkdir(path, 0755));
+	must(chdir(path));
+	must(rmdir(path));
+	must(mkdir(path, 0700));
+	on_path(name, ".dir");
+	must(mkdir(name, 0755));
+	on_path(name, ".dir/file");
+	a = make_file(name, O_RDONLY);
+	must(unlink(name));
+	on_path(name, ".dir");
+	must(rmdir(name));
+	close(make_file(name, O_RDONLY));
+}
+
+static const char *replaced_directory_same(void)
+{
+	struct stat own, st;
+	char text[10], name[4096];
+	on_path(name, ".dir");
+	if (stat(path, &st) || (st.st_mode & 0777) != 0700)
+		return "the other directory is gone, or changed";
+	must(stat(".", &own));
+	if (own.st_ino == st.st_ino || own.st_nlink)
+		return "another working directory";
+	return stat(name, &st) || !S_ISREG(st.st_mode) || pread(a, text, 10, 0) != 10 ? "another file" : "same";
+}
+
+// A connection that no program has accepted yet.
+static void not_accepted(void)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t n = sizeof here;
+	a = (int)must(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+	must(bind(a, (void *)&here, sizeof here));
+	must(listen(a, 4));
+	must(getsockname(a, (void *)&here, &n));
+	b = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(connect(b, (void *)&here, sizeof here));
+}
+
+static const char *not_accepted_same(void)
+{
+	struct sockaddr_in to;
+	struct pollfd come = {.fd = a, .events = POLLIN};
+	socklen_t n = sizeof to;
+	int there = poll(&come, 1, 0) == 1;
+	if (!getpeername(b, (void *)&to, &n))
+		return there ? "same" : "its client waits";
+	if (there)
+		return "closed, and can be accepted";
+	must(getsockname(a, (void *)&to, &n));
+	b = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	return connect(b, (void *)&to, sizeof to) ? "the server is gone" : "closed";
+}
+
+// Events of a watch that no program has read.
+static void queued_events(void)
+{
+	must(mkdir(path, 0755));
+	a = (int)must(inotify_init1(IN_NONBLOCK));
+	must(inotify_add_watch(a, path, IN_ATTRIB));
+	must(chmod(path, 0700));
+}
+
+static const char *queued_events_same(void)
+{
+	int n = 0;
+	must(ioctl(a, FIONREAD, &n));
+	return n ? "same" : "lost";
+}
+
+// What the kernel undoes when a process ends (SEM_UNDO).
+static void undo(void)
+{
+	struct sembuf take = {0, -1, SEM_UNDO};
+	a = (int)must(semget(IPC_PRIVATE, 1, 0600 | IPC_CREAT));
+	must(semctl(a, 0, SETVAL, 1));
+	b = (int)must(fork());
+	for (must(b ? 0 : semop(a, &take, 1)); !b;)
+		pause();
+	while (must(semctl(a, 0, GETVAL)))
+		usleep(1000);
+}
+
+static const char *undo_same(void)
+{
+	static int asked;
+	if (!asked++) // before the checkpoint
+		return "same";
+	must(kill(b, SIGKILL));
+	must(waitpid(b, NULL, 0));
+	return semctl(a, 0, GETVAL) == 1 ? "same" : "not given back when the process ends";
+}
+
+static double used;
+
+static double processor_time(void)
+{
+	struct timespec t;
+	must(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t));
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void use_time(void)
+{
+	while (processor_time() < 0.5)
+		;
+	used = processor_time();
+}
+
+static const char *used_same(void) { return processor_time() < used ? "that since the restore" : "same"; }
+
+// What a process can set for itself, and nobody else can see.
+static void own_settings(void)
+{
+	must(prctl(PR_SET_TSC, PR_TSC_SIGSEGV));
+	must(prctl(PR_MCE_KILL, PR_MCE_KILL_SET, PR_MCE_KILL_EARLY, 0, 0));
+	must(prctl(65 /* PR_SET_MDWE */, 1, 0, 0, 0));
+}
+
+static const char *own_settings_same(void)
+{
+	int tsc = 0;
+	must(prctl(PR_GET_TSC, &tsc));
+	return tsc == PR_TSC_SIGSEGV && prctl(PR_MCE_KILL_GET, 0, 0, 0, 0) == PR_MCE_KILL_EARLY && prctl(66, 0, 0, 0, 0) == 1 ? "same" : "the default";
+}
+
+// Threads of one process whose directories or files are not the same.
+static void *leave(void *flags)
+{
+	must(unshare((int)(long)flags));
+	a = 1;
+	return wait_too(flags);
+}
+
+static void thread_apart(long flags)
+{
+	pthread_t t;
+	must(pthread_create(&t, NULL, leave, (void *)flags));
+	while (!*(volatile int *)&a)
+		usleep(1000);
+}
+
+static void thread_directory(void) { thread_apart(CLONE_FS); }
+static void thread_files(void) { thread_apart(CLONE_FILES); }
+
+// Two processes with one working directory.
+static void shared_directory(void)
+{
+	if (!must(syscall(SYS_clone, CLONE_FS | SIGCHLD, 0, 0, 0, 0)))
+		for (;;)
+			pause();
+}
+
+static void renamed_below(void)
+{
+	char soon[4096];
+	must(chdir("/tmp"));
+	unlink("soon");
+	a = unix_socket("soon", SOCK_STREAM);
+	on_path(soon, "");
+	must(rename("soon", soon));
+}
+
 static void user_namespace(void) { child_in(CLONE_NEWUSER); }
 
 static void no_descriptors(void)
@@ -729,6 +941,17 @@ static const struct state {
 	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
+	{"renamed-socket", renamed_socket, renamed_socket_same},
+	{"replaced-directory", replaced_directory, replaced_directory_same},
+	{"not-accepted", not_accepted, not_accepted_same},
+	{"queued-events", queued_events, queued_events_same},
+	{"undo", undo, undo_same},
+	{"processor-time", use_time, used_same},
+	{"own-settings", own_settings, own_settings_same},
+	{"thread-directory", thread_directory, NULL},
+	{"thread-files", thread_files, NULL},
+	{"shared-directory", shared_directory, NULL},
+	{"renamed-below", renamed_below, NULL},
 };
 
 static void check(void *arg, const char *request, char *reply)

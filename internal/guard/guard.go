@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -137,18 +138,26 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *Copied, 
 	if c.Memory, err = pages.NewPlan(dumped.Set, settings.View.LargeMemory()); err != nil {
 		return nil, err
 	}
+	rootfs := bundle.RootOf(settings.Bundle, file.Spec)
+	gone, err := goneNames(file.Spec, dumped.Set, rootfs)
+	if err != nil {
+		return nil, err
+	}
 	dumped.Parts = c.Memory.Parts
 	c.Images, err = dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}
 		fit.Edit(e.Message)
+		if f, ok := e.Message.(*fdinfo.FileEntry); ok && gone[f.GetReg().GetId()] != "" {
+			f.Reg.Name = new(gone[f.GetReg().GetId()])
+		}
 		return c.Memory.Edit(e)
 	})
 	if err != nil {
 		return nil, err
 	}
-	copied, rootfs := criu.Open(c.Images.Path()), bundle.RootOf(settings.Bundle, file.Spec)
+	copied := criu.Open(c.Images.Path())
 	d, err := copied.Dump()
 	if err != nil {
 		return nil, err

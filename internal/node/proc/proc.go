@@ -115,6 +115,51 @@ func same(pid, other, kind, fd int) bool {
 	return errno == 0 && order == 0
 }
 
+// ThreadApart returns a thread that has something of its own that the threads of a process share as a rule,
+// as by unshare(2), and what that is; 0 if there is none. On a kernel without kcmp(2) it sees the namespaces
+// alone.
+func ThreadApart(pid int) (tid int, what string, err error) {
+	tids, err := Threads(pid)
+	if err != nil || len(tids) < 2 {
+		return 0, "", err
+	}
+	first := 0 // that has not ended
+	for _, tid := range tids {
+		if status, err := ThreadStatus(pid, tid); err != nil || status.Ended() {
+			continue
+		}
+		if first == 0 {
+			first = tid
+			continue
+		}
+		switch {
+		case differ(first, tid, kcmpFiles):
+			return tid, "open files", nil
+		case differ(first, tid, kcmpFS):
+			return tid, "a working directory", nil
+		}
+		for _, kind := range []string{"net", "uts", "ipc"} {
+			one, err := os.Readlink(fmt.Sprintf("/proc/%d/task/%d/ns/%s", pid, first, kind))
+			other, oerr := os.Readlink(fmt.Sprintf("/proc/%d/task/%d/ns/%s", pid, tid, kind))
+			if err == nil && oerr == nil && one != other {
+				return tid, "a " + kind + " namespace", nil
+			}
+		}
+	}
+	return 0, "", nil
+}
+
+// What kcmp(2) compares, by linux/kcmp.h.
+const (
+	kcmpFiles = 2
+	kcmpFS    = 3
+)
+
+func differ(one, other, kind int) bool {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(one), uintptr(other), uintptr(kind), 0, 0, 0)
+	return errno == 0 && order != 0
+}
+
 // Ticks returns the time that a process, with those of its children that have ended, has taken from
 // the processors, in ticks of a hundredth of a second as a rule; 0 for one that is gone.
 func Ticks(pid int) (ticks uint64) {

@@ -114,8 +114,8 @@ func allArchitectures() []specs.Arch {
 	return nil
 }
 
-// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, or a sealed
-// memfd mapped (proc.MapsSealed). list returns its processes; one that has ended is not refused.
+// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a sealed
+// memfd mapped (proc.MapsSealed), or a thread with files or a working directory of its own. list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
 	const file = "anon_inode:[io_uring]"
 	pids, err := list()
@@ -135,8 +135,16 @@ func Refuse(list func() ([]int, error)) error {
 		if err == nil && !uses && !mptcp {
 			sealed, err = proc.MapsSealed(pid)
 		}
+		apart, what := 0, ""
+		if err == nil && !uses && !mptcp && !sealed {
+			apart, what, err = proc.ThreadApart(pid)
+		}
 		if err != nil && !proc.Ended(err) {
 			return err
+		}
+		if apart != 0 {
+			return fmt.Errorf("thread %d of process %s has %s of its own (unshare), which CRIU gives all threads of a process alike: have a process of its own do that work: %w",
+				apart, proc.Describe(pid), what, errdefs.ErrFailedPrecondition)
 		}
 		if sealed {
 			return fmt.Errorf("process %s has a memfd mapped shared that is sealed with F_SEAL_WRITE, which CRIU maps before it seals it, and the kernel refuses that: have the program unmap it before a checkpoint, or map it privately: %w",

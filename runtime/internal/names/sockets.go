@@ -1,0 +1,130 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package names
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+const (
+	socketFile  = 0x89e0 // SIOCUNIXFILE of linux/un.h
+	longestName = 107    // of an address
+	established = 1      // include/net/tcp_states.h
+	skipped     = ""
+)
+
+// Sockets has a dump, whose processes still stand still, bind each Unix socket that was renamed after it
+// was bound to the name that it has now. The kernel goes on telling CRIU the old one.
+func Sockets(dumped *image.Set, pids func() ([]int, error)) error {
+	bound := make(map[uint32]*skunix.UnixSkEntry)
+	err := dumped.Each(filesImage, func(e *image.Entry) error {
+		f, ok := e.Message.(*fdinfo.FileEntry)
+		if s := f.GetUsk(); ok && s != nil && !s.GetDeleted() && len(s.GetName()) > 0 && s.GetName()[0] != 0 &&
+			(s.GetType() == unix.SOCK_DGRAM || s.GetState() != established) {
+			bound[s.GetIno()] = s
+		}
+		return nil
+	})
+	if err != nil || len(bound) == 0 {
+		return err
+	}
+	list, err := pids()
+	if err != nil {
+		return err
+	}
+	renamed := make(map[uint32]string)
+	for _, pid := range list {
+		files, err := proc.OpenFiles(pid, "socket:[")
+		if err != nil && !proc.Ended(err) {
+			return err
+		}
+		for fd, link := range files {
+			text, _ := strings.CutPrefix(link, "socket:[")
+			inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 32)
+			s := bound[uint32(inode)]
+			if err != nil || s == nil {
+				continue
+			}
+			delete(bound, s.GetIno())
+			was := path.Join("/", s.GetNameDir(), strings.TrimSuffix(string(s.GetName()), "\x00"))
+			is, err := nameOf(pid, fd, was)
+			if err != nil {
+				return err
+			}
+			if len(is) > longestName {
+				return fmt.Errorf("the Unix socket %s of process %s was renamed to a name of %d bytes, and an address has %d: give it a shorter name: %w",
+					was, proc.Describe(pid), len(is), longestName, errdefs.ErrFailedPrecondition)
+			}
+			if is != skipped {
+				renamed[s.GetIno()] = is
+			}
+		}
+	}
+	if len(renamed) == 0 {
+		return nil
+	}
+	return dumped.Edit(filesImage, func(e *image.Entry) error {
+		f, ok := e.Message.(*fdinfo.FileEntry)
+		if s := f.GetUsk(); ok && s != nil && renamed[s.GetIno()] != "" {
+			s.Name, s.NameDir = []byte(renamed[s.GetIno()]+"\x00"), nil
+		}
+		return nil
+	})
+}
+
+// nameOf returns the name that the file of a process's socket has, as the process sees it, if the name
+// by which it was bound no longer leads there.
+func nameOf(pid, fd int, bound string) (string, error) {
+	s, err := proc.CopyOf(pid, fd)
+	if err != nil {
+		return skipped, err
+	}
+	defer unix.Close(s)
+	file, err := unix.IoctlRetInt(s, socketFile)
+	if err != nil {
+		return skipped, nil // a kernel without it, or a socket that is not bound any more
+	}
+	defer unix.Close(file)
+	var own, st unix.Stat_t
+	if err := unix.Fstat(file, &own); err != nil {
+		return skipped, err
+	}
+	root, err := unix.Open(fmt.Sprintf("/proc/%d/root", pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return skipped, err
+	}
+	defer unix.Close(root)
+	found, err := unix.Openat2(root, bound, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	if err == nil {
+		err = unix.Fstat(found, &st)
+		unix.Close(found)
+		if err != nil || inodeOf(&own) == inodeOf(&st) {
+			return skipped, err
+		}
+	}
+	is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file))
+	if err != nil || strings.HasSuffix(is, " (deleted)") {
+		return skipped, err
+	}
+	above, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid))
+	if err != nil {
+		return skipped, err
+	}
+	if rest, below := strings.CutPrefix(is, strings.TrimSuffix(above, "/")+"/"); below {
+		return "/" + rest, nil
+	}
+	return skipped, nil
+}
