@@ -25,6 +25,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
+	"github.com/gpuckpt/gpuckpt/internal/criu/different"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
@@ -72,7 +73,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 	err := s.checkpoint(ctx, c, r)
 	c.exclusive.End(err)
 	size, _ := imagedir.Size(r.Path) // of what is there, for the event
-	s.announce.Over(ctx, "checkpoint", c.id, began, size, err)
+	s.announce.Over(ctx, "checkpoint", c.id, began, size, c.different, err)
 	if err == nil {
 		s.announce.Checkpointed(ctx, c.id, r.Path)
 	}
@@ -569,7 +570,28 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err := openfiles.Save(images, criu.Open(images).Set, c.pid, c.pids); err != nil {
 		return err
 	}
+	if err := c.noteDifferent(ctx, images, len(tell.Closed)); err != nil {
+		return err
+	}
 	return scheduling.Save(images, c.pids)
+}
+
+// noteDifferent notes what of a container whose dump is made comes back different.
+func (c *container) noteDifferent(ctx context.Context, dir string, closed int) (err error) {
+	c.different = nil
+	if c.pid == 0 {
+		return nil
+	}
+	if c.different, err = different.Look(criu.Open(dir).Set, c.pid, c.pids); err != nil {
+		return err
+	}
+	if closed > 0 {
+		c.different = append(c.different, fmt.Sprintf("%d Unix sockets that are connected to programs outside: closed", closed))
+	}
+	if len(c.different) > 0 {
+		log.G(ctx).WithField("different", c.different).Warn("a restore brings back most, and this different")
+	}
+	return different.Save(dir, c.different)
 }
 
 // locks returns the locks of the container's processes. It refuses one that a dump would lose.

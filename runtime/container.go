@@ -77,6 +77,8 @@ type container struct {
 	// cgroup of a restored container, which runc's service does not know. It is
 	// asked for statistics in the middle of anything.
 	cgroup atomic.Pointer[host.Cgroup]
+	// different is what the last checkpoint or the restore did not carry.
+	different []string
 	// ended is set when this service has ended the container, see endNow.
 	ended bool
 	// execs is the gate of exec'd processes.

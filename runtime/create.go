@@ -59,7 +59,7 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		}
 	}
 	if k.restores {
-		s.announce.Over(ctx, "restore", r.ID, began, 0, err)
+		s.announce.Over(ctx, "restore", r.ID, began, 0, nil, err)
 		s.announce.Flush(flushWithin)
 	}
 	k.c.restore.close()

@@ -117,7 +117,7 @@ func TestEveryByteAtEachEdge(t *testing.T) {
 		if r, err := client.State(t.Context(), &taskAPI.StateRequest{ID: "x"}); err != nil || !seen(r.ID) || !seen(r.Bundle) || !seen(r.ExecID) {
 			t.Fatalf("byte %#02x: the reply is %v, %v", b, r, err)
 		}
-		announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, errors.New(bad))
+		announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, nil, errors.New(bad))
 		got := (<-published).(*apievents.ContainerUpdate)
 		if !seen(got.Labels[event.Error]) {
 			t.Fatalf("byte %#02x: the event is %q", b, got.Labels)
@@ -131,7 +131,7 @@ func TestEveryByteAtEachEdge(t *testing.T) {
 	if _, err := client.State(t.Context(), &taskAPI.StateRequest{ID: "x"}); len(status.Convert(err).Message()) > visible.Most || !strings.HasSuffix(status.Convert(err).Message(), ": failed") {
 		t.Errorf("a long error is one of %d bytes: %.200v", len(err.Error()), err)
 	}
-	announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, said.err)
+	announcer.Over(t.Context(), "checkpoint", "x", time.Now(), 0, nil, said.err)
 	if got := (<-published).(*apievents.ContainerUpdate); len(got.Labels[event.Error]) > visible.Most {
 		t.Errorf("the event of a long error has %d bytes", len(got.Labels[event.Error]))
 	}

@@ -81,7 +81,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	began := time.Now()
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
 	if end(ctx, c, err); errors.Is(err, gpustate.ErrLost) {
-		s.announce.Over(ctx, "resume", c.id, began, 0, err)
+		s.announce.Over(ctx, "resume", c.id, began, 0, nil, err)
 	}
 	return resp, toGRPC(err)
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/different"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
@@ -55,7 +56,7 @@ func (s *Service) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.
 	}
 	ctx, began := c.logged(ctx), time.Now()
 	resp, err := (&restoring{s: s, c: c, request: r}).run(ctx)
-	s.announce.Over(ctx, "restore", c.id, began, 0, err)
+	s.announce.Over(ctx, "restore", c.id, began, 0, c.different, err)
 	return resp, toGRPC(err)
 }
 
@@ -163,9 +164,13 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	if k.watches, err = told.ReadWatches(dumped); err != nil {
 		return 0, err
 	}
+	if k.c.different, err = different.Read(dumped); err != nil {
+		return 0, err
+	}
 	if k.from, err = guard.Copy(ctx, dir, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
 		return 0, err
 	}
+	k.c.different = append(k.c.different, k.from.Different...)
 	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
 }
 
@@ -237,9 +242,11 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 	}
 	if err := k.threads.Restore(k.c.pids, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("threads do not run as they did")
+		k.c.different = append(k.c.different, "how threads run: containerd's log has what each of them lacks")
 	}
 	if err := k.sockets.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("sockets are not as they were")
+		k.c.different = append(k.c.different, "options of sockets: containerd's log has what each of them lacks")
 	}
 	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
 		return 0, err

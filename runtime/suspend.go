@@ -43,7 +43,7 @@ func obey(ctx context.Context, want *suspension.Order, s *Service, c *container)
 	case want.Suspend:
 		began := time.Now()
 		err := (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)
-		s.announce.Over(ctx, "suspend", c.id, began, 0, err)
+		s.announce.Over(ctx, "suspend", c.id, began, 0, nil, err)
 		return err
 	case c.suspended:
 		return (&resuming{s: s, c: c, gpus: want.GPUs}).run(ctx)
@@ -174,7 +174,7 @@ type resuming struct {
 // error it stays suspended, and can be resumed again, or has ended, and the error says so.
 func (k *resuming) run(ctx context.Context) (err error) {
 	c, began := k.c, time.Now()
-	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, err) }()
+	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, nil, err) }()
 	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
 	if err != nil {
 		return err

@@ -32,6 +32,8 @@ const dumpDirEnv = "GPUCKPT_IMAGE_PATH"
 // what it did, or why it failed.
 type checkpointAnswer struct {
 	*capture.Result
+	// Different is what a restore does not bring back as it is.
+	Different []string        `json:"different,omitempty"`
 	Push      *transferAnswer `json:"push,omitempty"`
 	PushError string          `json:"pushError,omitempty"`
 }
@@ -111,6 +113,8 @@ push" does. If that fails, the image stays in containerd.`,
 				if err := p.begin(ctx, client.ContentStore(), &o, targets); err != nil {
 					return nil, "", err
 				}
+				heard := hear(ctx, client, "/gpuckpt/checkpointed")
+				defer heard.close()
 				made, err := capture.Containers(ctx, client, targets, o)
 				if err != nil {
 					return nil, "", err
@@ -118,8 +122,9 @@ push" does. If that fails, the image stays in containerd.`,
 				var words strings.Builder
 				var answers []checkpointAnswer
 				for _, m := range made {
-					words.WriteString(captured(m))
-					answers = append(answers, checkpointAnswer{Result: m})
+					differs := heard.of(m.Container)
+					words.WriteString(captured(m) + differentWords(differs))
+					answers = append(answers, checkpointAnswer{Result: m, Different: differs})
 				}
 				notSent = p.push(ctx, dial, &o, answers, &words)
 				if pod != "" || len(made) > 1 {

@@ -58,12 +58,15 @@ type restoreOptions struct {
 	netHost, pull                         bool
 	privileged, readOnly, tty             bool
 	registry                              registry.Options
+	heard                                 *differences // nil before it starts, and with other runtimes
 }
 
 type restoreAnswer struct {
 	Container string  `json:"container"`
 	PID       uint32  `json:"pid"`
 	Seconds   float64 `json:"seconds"`
+	// Different is what is not as it was.
+	Different []string `json:"different,omitempty"`
 }
 
 func restoreCommand() *cobra.Command {
@@ -89,11 +92,13 @@ network, capabilities, a user, a terminal. A mount takes the place of the defaul
 			return o.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
 				began := time.Now()
 				o.registry.Progress = progress
+				defer func() { o.heard.close() }()
 				task, err := o.restore(ctx, dial, args[0])
 				if err != nil {
 					return nil, "", err
 				}
-				return restoreAnswer{Container: o.name, PID: task.Pid(), Seconds: time.Since(began).Seconds()}, o.name + "\n", nil
+				seconds := time.Since(began).Seconds()
+				return restoreAnswer{Container: o.name, PID: task.Pid(), Seconds: seconds, Different: o.heard.of(o.name)}, o.name + "\n", nil
 			})
 		},
 	}
@@ -289,6 +294,9 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 			return nil, err
 		}
 		output = cio.TerminalLogURI(&url.URL{Opaque: file})
+	}
+	if o.runtime == runtimeName {
+		o.heard = hear(ctx, c, "/gpuckpt/restored")
 	}
 	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {
 		if dir != "" {

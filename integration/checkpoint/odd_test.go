@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/criu/different"
 )
 
 // odd runs a container with a rare state (gpuwork odd), which has its files at a path.
@@ -225,7 +226,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -300,7 +301,8 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// What comes back different is what docs/limits.md says, no more and no less.
+// What comes back different is what docs/limits.md says, no more and no less, and what can be seen is told
+// by the checkpoint's and the restore's events.
 func TestDifferent(t *testing.T) {
 	results.Add(t)
 	page, err := os.ReadFile("../../docs/limits.md")
@@ -310,35 +312,41 @@ func TestDifferent(t *testing.T) {
 	_, rows, _ := strings.Cut(string(page), "| what a program has set | after a restore |\n| --- | --- |\n")
 	rows, _, _ = strings.Cut(rows, "\n\n")
 	listed := strings.Split(rows, "\n")
-	for _, test := range []struct{ state, says, row string }{
-		{"memory-policy", "the default", "| memory policy (`set_mempolicy`, numactl) | the default |"},
-		{"lock-future", "new memory is not locked", "| `mlockall(MCL_FUTURE)` | what is locked stays so, new memory is not locked |"},
-		{"queued-udp", "lost", "| UDP datagrams that no program has read | lost, as in a network |"},
-		{"queued-sender", "without a sender", "| sender of a Unix datagram that no program has read | none |"},
-		{"not-accepted", "closed", "| TCP connections that no program has accepted | closed |"},
-		{"queued-events", "lost", "| events of a watch (inotify) that no program has read | lost |"},
-		{"undo", "not given back when the process ends", "| what a System V semaphore gets back when a process ends (`SEM_UNDO`) | it does not get it back |"},
-		{"processor-time", "that since the restore", "| processor time of a process (`CLOCK_PROCESS_CPUTIME_ID`, `getrusage`) | that since the restore |"},
-		{"own-settings", "the default", "| what `prctl` sets and nobody else sees: `PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER` | the default |"},
-		{"landlock", "the domain is gone", "| a Landlock domain, in a container without GPUs and seccomp profile | **gone**: [security.md](security.md#landlock) |"},
-		{"start-time", "that of the restore", "| start time of a process, by which psutil and Ray know it | that of the restore |"},
-	} {
-		t.Run(test.state, func(t *testing.T) {
-			if !slices.Contains(listed, test.row) {
-				t.Errorf("docs/limits.md lacks %s", test.row)
+	says := map[string]string{
+		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
+		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default",
+		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
+	}
+	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true}
+	for _, kind := range different.Kinds {
+		t.Run(kind.State, func(t *testing.T) {
+			if !slices.Contains(listed, kind.Row()) {
+				t.Errorf("docs/limits.md lacks %s", kind.Row())
 			}
-			listed = slices.DeleteFunc(listed, func(l string) bool { return l == test.row })
-			k := odd(t, harness.RunSpec{}, test.state, "/odd")
+			listed = slices.DeleteFunc(listed, func(l string) bool { return l == kind.Row() })
+			k := odd(t, harness.RunSpec{}, kind.State, "/odd")
 			if got := answer(t, k); got != "same" {
 				t.Fatalf("before: %s\n%s", got, k.Logs())
 			}
-			dir := t.TempDir()
-			if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
-				t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+			ref := "checkpoint.test/" + k.ID + ":1"
+			var told struct{ Different []string }
+			tells := func(args ...string) {
+				t.Helper()
+				told.Different = nil
+				if err := shared.Gpuckpt(t.Context(), &told, args...); err != nil {
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+				if slices.Contains(told.Different, kind.String()) != seen[kind.State] {
+					t.Errorf("%s tells %q", args[0], told.Different)
+				}
 			}
-			restoreInPlace(t, k, dir)
-			if got := answer(t, k); got != test.says {
-				t.Errorf("restored: %q, want %q", got, test.says)
+			tells("checkpoint", k.ID, "--image", ref)
+			k.MustRemove(t)
+			tells("restore", ref, "--name", k.ID, "--net-host")
+			k = shared.Adopt(k.ID, k.Port)
+			defer k.MustRemove(t)
+			if got := answer(t, k); got != says[kind.State] {
+				t.Errorf("restored: %q, want %q", got, says[kind.State])
 			}
 		})
 	}

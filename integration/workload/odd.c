@@ -386,19 +386,68 @@ static const char *ended_thread_same(void)
 	return timer_gettime(timer, &now) || !now.it_interval.tv_nsec ? "there is none" : "same";
 }
 
-// What comes back different: one state a line of the table in docs/limits.md.
+// Memory policies of threads (numactl), one each.
+static volatile int other_policy;
+
+static int policy_of(void *map)
+{
+	int policy = -1;
+	must(syscall(SYS_get_mempolicy, &policy, 0, 0, map, map ? MPOL_F_ADDR : 0));
+	return policy;
+}
+
+static void *interleave(void *unused)
+{
+	unsigned long node = 1;
+	must(syscall(SYS_set_mempolicy, MPOL_INTERLEAVE | MPOL_F_STATIC_NODES, &node, 64));
+	for (;; usleep(10000))
+		other_policy = policy_of(NULL);
+	return unused;
+}
+
 static void memory_policy(void)
 {
 	unsigned long node = 1;
+	pthread_t t;
+	must(pthread_create(&t, NULL, interleave, NULL));
 	must(syscall(SYS_set_mempolicy, MPOL_BIND, &node, 64));
 }
 
 static const char *memory_policy_same(void)
 {
-	int policy = -1;
-	must(syscall(SYS_get_mempolicy, &policy, 0, 0, 0, 0));
-	return policy == MPOL_BIND ? "same" : "the default";
+	usleep(50000);
+	return policy_of(NULL) == MPOL_BIND && other_policy == (MPOL_INTERLEAVE | MPOL_F_STATIC_NODES) ? "same" : "the default";
 }
+
+// What of its memory a core dump has.
+static void core_filter(void)
+{
+	FILE *f = fopen("/proc/self/coredump_filter", "we");
+	must(f ? fprintf(f, "0x7f") : -1);
+	fclose(f);
+}
+
+static const char *core_filter_same(void)
+{
+	FILE *f = fopen("/proc/self/coredump_filter", "re");
+	unsigned filter = 0;
+	must(f && fscanf(f, "%x", &filter) == 1 ? 0 : -1);
+	fclose(f);
+	return filter == 0x7f ? "same" : "the default";
+}
+
+// What comes back different: one state a line of the table in docs/limits.md.
+static void *policed;
+
+static void mapping_policy(void)
+{
+	unsigned long node = 1;
+	policed = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(syscall(SYS_mbind, policed, 1 << 20, MPOL_BIND, &node, 64, 0));
+	memset(policed, 1, 1 << 20);
+}
+
+static const char *mapping_policy_same(void) { return policy_of(policed) == MPOL_BIND ? "same" : "the default"; }
 
 static void lock_future(void) { must(mlockall(MCL_CURRENT | MCL_FUTURE)); }
 
@@ -901,6 +950,8 @@ static const struct state {
 	{"scheduling", scheduling, scheduling_same},
 	{"semaphore", semaphore, semaphore_same},
 	{"memory-policy", memory_policy, memory_policy_same},
+	{"core-filter", core_filter, core_filter_same},
+	{"mapping-policy", mapping_policy, mapping_policy_same},
 	{"lock-future", lock_future, lock_future_same},
 	{"personality", set_personality, personality_same},
 	{"merging", merging, merging_same},

@@ -90,7 +90,9 @@ type Copied struct {
 	Images *criu.Copy
 	Memory *pages.Plan     // what of the images CRIU does not restore
 	Locks  filelocks.Locks // as well
-	logs   []madeLog
+	// Different is what the container has not as it was, for its user.
+	Different []string
+	logs      []madeLog
 }
 
 // Close ends the copies. It can be called on nil.
@@ -170,7 +172,11 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *Copied, 
 	}
 	if n := len(fit.Closed); n > 0 {
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
+		c.Different = append(c.Different, fmt.Sprintf("%d TCP connections to programs outside: closed", n))
 	}
 	c.logs = makeLogs(ctx, file.Spec, copied, d, rootfs)
+	if n := len(c.logs); n > 0 {
+		c.Different = append(c.Different, fmt.Sprintf("%d logs that were gone: new, and empty", n))
+	}
 	return c, nil
 }

@@ -44,12 +44,14 @@ import (
 // ThreadsName is a file that package scheduling writes and reads.
 const ThreadsName = "gpuckpt-threads.txt"
 
-// SocketsName is a file that package openfiles writes and reads, WatchesName one of package told. FilesName is that of gpuckpt's CRIU
+// SocketsName is a file that package openfiles writes and reads, WatchesName one of package told, DifferentName one of package
+// different. FilesName is that of gpuckpt's CRIU
 // plugin, which openfiles adds to.
 const (
-	SocketsName = "gpuckpt-sockets.txt"
-	WatchesName = "gpuckpt-watches.txt"
-	FilesName   = "gpuckpt-files.txt"
+	SocketsName   = "gpuckpt-sockets.txt"
+	WatchesName   = "gpuckpt-watches.txt"
+	DifferentName = "gpuckpt-different.txt"
+	FilesName     = "gpuckpt-files.txt"
 )
 
 // form is how a file is laid out.
@@ -135,6 +137,7 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(ThreadsName) + `$`), form: leftOut},
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(SocketsName) + `$`), form: leftOut},
 		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(WatchesName) + `$`), form: leftOut},
+		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(DifferentName) + `$`), form: leftOut},
 		{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
 	}
 })

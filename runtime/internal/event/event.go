@@ -12,12 +12,15 @@ package event
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	apievents "github.com/containerd/containerd/api/events"
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/containerd/v2/core/runtime"
 	"github.com/containerd/log"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/different"
 )
 
 // Prefix is that of the topics that are gpuckpt's own. Behind it is the operation in the past tense,
@@ -36,6 +39,8 @@ const (
 	Took      = "took"
 	Bytes     = "bytes"
 	Error     = "error"
+	// Different is what comes back different, or has, with different.Separator.
+	Different = different.Label
 )
 
 // backlog is how many events wait at most. More wait only while containerd does not take any.
@@ -81,8 +86,8 @@ func New(ctx context.Context, publisher events.Publisher) *Announcer {
 }
 
 // Over says that an operation ("checkpoint", "restore", "suspend", "resume") on a container is over.
-// bytes are those that it wrote, 0 if that is not known.
-func (a *Announcer) Over(ctx context.Context, operation, id string, began time.Time, bytes uint64, err error) {
+// bytes are those that it wrote, 0 if that is not known; differs what is not as it was.
+func (a *Announcer) Over(ctx context.Context, operation, id string, began time.Time, bytes uint64, differs []string, err error) {
 	topic := Prefix + done[operation]
 	labels := map[string]string{Operation: operation, Took: a.now().Sub(began).Round(time.Millisecond).String()}
 	switch {
@@ -91,6 +96,9 @@ func (a *Announcer) Over(ctx context.Context, operation, id string, began time.T
 		labels[Error] = err.Error()
 	case bytes > 0:
 		labels[Bytes] = strconv.FormatUint(bytes, 10)
+	}
+	if err == nil && len(differs) > 0 {
+		labels[Different] = strings.Join(differs, different.Separator)
 	}
 	a.send(ctx, event{topic: topic, payload: &apievents.ContainerUpdate{ID: id, Labels: labels}})
 }

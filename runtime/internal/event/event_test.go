@@ -34,6 +34,7 @@ func TestOver(t *testing.T) {
 	for _, c := range []struct {
 		operation string
 		bytes     uint64
+		different []string
 		err       error
 		topic     string
 		labels    map[string]string
@@ -41,10 +42,11 @@ func TestOver(t *testing.T) {
 		{operation: "checkpoint", bytes: 7, topic: "/gpuckpt/checkpointed", labels: map[string]string{Operation: "checkpoint", Took: "1.5s", Bytes: "7"}},
 		{operation: "checkpoint", bytes: 7, err: errors.New("dump: full"), topic: "/gpuckpt/checkpoint-failed", labels: map[string]string{Operation: "checkpoint", Took: "1.5s", Error: "dump: full"}},
 		{operation: "restore", topic: "/gpuckpt/restored", labels: map[string]string{Operation: "restore", Took: "1.5s"}},
+		{operation: "restore", different: []string{"a: b", "c"}, topic: "/gpuckpt/restored", labels: map[string]string{Operation: "restore", Took: "1.5s", Different: "a: b; c"}},
 		{operation: "suspend", topic: "/gpuckpt/suspended", labels: map[string]string{Operation: "suspend", Took: "1.5s"}},
 		{operation: "resume", topic: "/gpuckpt/resumed", labels: map[string]string{Operation: "resume", Took: "1.5s"}},
 	} {
-		a.Over(t.Context(), c.operation, "job", began, c.bytes, c.err)
+		a.Over(t.Context(), c.operation, "job", began, c.bytes, c.different, c.err)
 		e := <-p
 		payload, ok := e.payload.(*apievents.ContainerUpdate)
 		if !ok || e.topic != c.topic || payload.ID != "job" || !maps.Equal(payload.Labels, c.labels) {

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package scheduling brings back what CRIU leaves out of a dump of how threads run: the processors that a
-// thread may run on, its timer slack and I/O priority, its personality, and whether the kernel merges the
-// memory of its process (KSM).
+// thread may run on, its timer slack and I/O priority, its personality and memory policy (numactl), and for
+// a process whether the kernel merges its memory (KSM) and what of it a core dump has.
 //
 // Save notes threads whose values are not the defaults in a file of its own beside CRIU's images; as a
 // rule there is none. Restore gives them back when CRIU has restored the threads and none of them runs
@@ -13,6 +13,7 @@ package scheduling
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -45,7 +46,10 @@ const (
 	maxLine      = unix.PathMax + 10*1024 // a list of 1,024 processors
 	traits       = 0x0ffe00ff             // the bits of a personality (linux/personality.h)
 	setMerge     = 67                     // PR_SET_MEMORY_MERGE
-	fields       = 6                      // of a line
+	oldFields    = 6                      // of a line that has no memory policy
+	fields       = 8                      // of a line
+	coreDefault  = 0x33                   // of coredump_filter (mm/util.c)
+	coreBits     = 0x1ff                  // all of it
 )
 
 // thread is what is noted of one.
@@ -56,6 +60,10 @@ type thread struct {
 	io    int          // 0 for the default
 	is    uint64       // its personality, 0 for the default
 	merge bool         // the memory of its process, of which it is the first thread
+	// policy is its memory policy, as /proc/PID/numa_maps has it, "" for the default.
+	policy string
+	// core is the coredump_filter of its process, of which it is the first thread; 0 for the default.
+	core uint64
 }
 
 // Save writes the file of a dump whose processes stand still.
@@ -73,7 +81,9 @@ func Save(dir string, list func() ([]int, error)) error {
 		}
 		for _, tid := range tids {
 			t := look(tid, all)
-			t.merge = tid == pid && merges(pid)
+			if tid == pid {
+				t.merge, t.core = merges(pid), coreOf(pid)
+			}
 			if t == (thread{}) {
 				continue
 			}
@@ -84,7 +94,7 @@ func Save(dir string, list func() ([]int, error)) error {
 			if err != nil {
 				continue // a thread that has ended
 			}
-			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\t%d\t%t\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge)
+			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\t%d\t%t\t%s\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge, cmp.Or(t.policy, noPolicy), t.core)
 		}
 	}
 	if text.Len() == 0 {
@@ -110,8 +120,24 @@ func look(tid int, all *unix.CPUSet) (t thread) {
 	if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 16, 32); err == nil && n&^traits == 0 {
 		t.is = n
 	}
+	if policy := policyOf(tid); policy != noPolicy && len(policy) <= longestPolicy {
+		if _, _, err := parsePolicy(policy); err == nil {
+			t.policy = policy
+		}
+	}
 	return t
 }
+
+// coreOf returns what of a process's memory a core dump has, 0 for the default.
+func coreOf(pid int) uint64 {
+	text, _ := os.ReadFile(coreFile(pid)) // of one that has ended there is none
+	if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 16, 32); err == nil && n != coreDefault && n&^coreBits == 0 {
+		return n
+	}
+	return 0
+}
+
+func coreFile(pid int) string { return fmt.Sprintf("/proc/%d/coredump_filter", pid) }
 
 // merges reports whether the kernel merges all memory of a process that is alike. Before Linux 6.16 it
 // does not say so.
@@ -149,7 +175,18 @@ func parse(r io.Reader) (all Threads, err error) {
 	for lines.Scan() {
 		var t thread
 		var cpus string
-		if n, err := fmt.Sscanf(lines.Text(), "%d\t%s\t%d\t%d\t%d\t%t", &t.tid, &cpus, &t.slack, &t.io, &t.is, &t.merge); err != nil || n != fields || len(all) == maxThreads {
+		line := lines.Text()
+		if strings.Count(line, "\t") == oldFields-1 { // of a release before November 26, 2026
+			line += "\t" + noPolicy + "\t0"
+		}
+		n, err := fmt.Sscanf(line, "%d\t%s\t%d\t%d\t%d\t%t\t%s\t%d", &t.tid, &cpus, &t.slack, &t.io, &t.is, &t.merge, &t.policy, &t.core)
+		if t.policy == noPolicy {
+			t.policy = ""
+		}
+		if err == nil && t.policy != "" {
+			_, _, err = parsePolicy(t.policy)
+		}
+		if err != nil || n != fields || len(all) == maxThreads || t.core&^coreBits != 0 {
 			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
 		}
 		if t.cpus, err = host.ParseCPUs(cpus); err != nil {
@@ -219,6 +256,16 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 		if t.is != 0 {
 			if err := gate.Call(tid, unix.SYS_PERSONALITY, t.is); err != nil {
 				failed = append(failed, fmt.Errorf("thread %d has the default personality: %w", t.tid, err))
+			}
+		}
+		if t.policy != "" {
+			if err := setPolicy(tid, t.policy, gate); err != nil {
+				failed = append(failed, fmt.Errorf("thread %d has the default memory policy and not %s: %w", t.tid, t.policy, err))
+			}
+		}
+		if t.core != 0 {
+			if err := os.WriteFile(coreFile(tid), []byte(strconv.FormatUint(t.core, 10)), 0); err != nil {
+				failed = append(failed, fmt.Errorf("core dumps of process %d have the default: %w", t.tid, err))
 			}
 		}
 		if t.merge {

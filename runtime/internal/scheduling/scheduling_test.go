@@ -18,14 +18,35 @@ func TestParse(t *testing.T) {
 		all[0].is != 0x40000 || all[0].merge || !all[1].merge {
 		t.Errorf("%+v, %v", all, err)
 	}
+	all, err = parse(strings.NewReader("1\t-\t0\t0\t0\tfalse\tbind:0-1\t127\n2\t-\t0\t0\t0\tfalse\tdefault\t0\n"))
+	if err != nil || len(all) != 2 || all[0].policy != "bind:0-1" || all[0].core != 127 || all[1].policy != "" {
+		t.Errorf("%+v, %v", all, err)
+	}
 	for _, bad := range []string{
 		"x", "1\t-\t0", "1\t-\t0\t0", "1\t0-\t0\t0\t0\tfalse", "1\t3-1\t0\t0\t0\tfalse", "1\t0-65535\t0\t0\t0\tfalse", "1\t\t0\t0\t0\tfalse", "1\t-\t-1\t0\t0\tfalse",
 		"1\t-\t99999999999999\t0\t0\tfalse", "1\t-\t0\t8192\t0\tfalse", "1\t-\t0\t-1\t0\tfalse", // an I/O priority of real time
-		"1\t-\t0\t0\t4294967295\tfalse",
+		"1\t-\t0\t0\t4294967295\tfalse", "1\t-\t0\t0\t0\tfalse\tnone\t0", "1\t-\t0\t0\t0\tfalse\tdefault\t4096", "1\t-\t0\t0\t0\tfalse\tdefault",
 		strings.Repeat("1", 1<<20),
 	} {
 		if _, err := parse(strings.NewReader(bad)); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%.20q: %v", bad, err)
+		}
+	}
+}
+
+// A policy is written as the kernel shows it, and set as it was.
+func TestParsePolicy(t *testing.T) {
+	for text, want := range map[string]struct {
+		mode uint64
+		mask byte
+	}{"bind:0-1": {2, 3}, "interleave=static:0,2": {3 | 1<<15, 5}, "prefer_(many)=relative:1": {5 | 1<<14, 2}, "local": {4, 0}} {
+		if mode, nodes, err := parsePolicy(text); err != nil || mode != want.mode || nodes[0] != want.mask {
+			t.Errorf("%s: %#x, %#x, %v", text, mode, nodes[0], err)
+		}
+	}
+	for _, bad := range []string{"", "none:0", "bind=other:0", "bind:x", "bind:0-99999"} {
+		if _, _, err := parsePolicy(bad); err == nil {
+			t.Errorf("%q is taken", bad)
 		}
 	}
 }

@@ -1,0 +1,203 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package different knows what comes back different from a checkpoint, because CRIU does not carry it and
+// nobody brings it back. Kinds is the table of it in docs/limits.md.
+//
+// Look finds what of it a container has whose dump is made and whose processes still stand still. What is
+// found is told to the user, and noted in a file beside CRIU's images, so that the restore tells it again.
+package different
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// Label is that of an event with what is different, and Separator is between two of that.
+const (
+	Label     = "different"
+	Separator = "; "
+)
+
+const (
+	mostLines = 100
+	longest   = 4096
+	listens   = "0A" // a state in /proc/net/tcp
+)
+
+// Kind is one kind of what is different.
+type Kind struct {
+	// State is what a program has whose test shows it (gpuwork odd).
+	State string
+	// What a program has set, and what it has After a restore, as docs/limits.md says it.
+	What, After string
+	found       func(*looked) bool // nil where it cannot be seen from outside, or is so for every program
+}
+
+// Kinds is the table.
+var Kinds = []Kind{
+	{"mapping-policy", "memory policy of a mapping (`mbind`)", "the default", nil},
+	{"lock-future", "`mlockall(MCL_FUTURE)`", "what is locked stays so, new memory is not locked", nil},
+	{"queued-udp", "UDP datagrams that no program has read", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
+	{"queued-sender", "sender of a Unix datagram that no program has read", "none", nil},
+	{"not-accepted", "TCP connections that no program has accepted", "closed", func(l *looked) bool { return l.connections }},
+	{"queued-events", "events of a watch (inotify) that no program has read", "lost", func(l *looked) bool { return l.events }},
+	{"undo", "what a System V semaphore gets back when a process ends (`SEM_UNDO`)", "it does not get it back", func(l *looked) bool { return l.semaphores }},
+	{"own-settings", "what `prctl` sets and nobody else sees: `PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
+	{"landlock", "a Landlock domain, in a container without GPUs and seccomp profile", "**gone**: [security.md](security.md#landlock)", nil},
+	{"start-time", "start time of a process, by which psutil and Ray know it", "that of the restore", nil},
+	{"processor-time", "processor time of a process (`CLOCK_PROCESS_CPUTIME_ID`, `getrusage`)", "that since the restore", nil},
+}
+
+// Row is the kind's line in docs/limits.md.
+func (k Kind) Row() string { return fmt.Sprintf("| %s | %s |", k.What, k.After) }
+
+// String says the kind to a user.
+func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "`", "") }
+
+// looked is what a container has of it.
+type looked struct{ datagrams, connections, events, semaphores bool }
+
+// Look returns what comes back different of a container, whose first process is given.
+func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
+	var l looked
+	sockets, watches := make(map[string]bool), false
+	err = dumped.Each("files.img", func(e *image.Entry) error {
+		m, ok := e.Message.(*fdinfo.FileEntry)
+		switch {
+		case !ok:
+		case m.GetIsk() != nil:
+			sockets[strconv.FormatUint(uint64(m.GetIsk().GetIno()), 10)] = true
+		case m.GetIfy() != nil:
+			watches = true
+		}
+		return nil
+	})
+	if err == nil && len(sockets) > 0 {
+		l.datagrams, err = waits(init, "udp", sockets)
+	}
+	if err == nil && len(sockets) > 0 {
+		l.connections, err = waits(init, "tcp", sockets)
+	}
+	if err == nil && watches {
+		l.events, err = unread(pids)
+	}
+	names, nerr := dumped.Names()
+	for _, name := range names {
+		if strings.HasPrefix(name, "ipcns-sem-") {
+			nerr = errors.Join(nerr, dumped.Each(name, func(*image.Entry) error { l.semaphores = true; return nil }))
+		}
+	}
+	if err = errors.Join(err, nerr); err != nil {
+		return nil, fmt.Errorf("look for what comes back different: %w", err)
+	}
+	for _, k := range Kinds {
+		if k.found != nil && k.found(&l) {
+			found = append(found, k.String())
+		}
+	}
+	return found, nil
+}
+
+// waits reports whether something waits in one of the sockets, by a protocol's files in /proc/net.
+func waits(pid int, protocol string, sockets map[string]bool) (bool, error) {
+	for _, name := range []string{protocol, protocol + "6"} {
+		f, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // without IPv6
+		}
+		if err != nil {
+			return false, err
+		}
+		lines := bufio.NewScanner(f)
+		found := false
+		for lines.Scan() && !found {
+			words := strings.Fields(lines.Text())
+			found = len(words) > 9 && sockets[words[9]] && !strings.HasSuffix(words[4], ":00000000") && (protocol == "udp" || words[3] == listens)
+		}
+		err = errors.Join(lines.Err(), f.Close())
+		if err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// unread reports whether a watch has events that no program has read.
+func unread(list func() ([]int, error)) (bool, error) {
+	pids, err := list()
+	if err != nil {
+		return false, err
+	}
+	for _, pid := range pids {
+		files, err := proc.OpenFiles(pid, "anon_inode:inotify")
+		if err != nil && !proc.Ended(err) {
+			return false, err
+		}
+		for fd := range files {
+			watch, err := proc.CopyOf(pid, fd)
+			if err != nil {
+				continue // it has ended
+			}
+			n, err := unix.IoctlGetInt(watch, unix.TIOCINQ)
+			unix.Close(watch)
+			if err != nil || n > 0 {
+				return n > 0, err
+			}
+		}
+	}
+	return false, nil
+}
+
+// Save writes what was found into the directory of a dump, if there is something.
+func Save(dir string, found []string) error {
+	if len(found) == 0 {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, image.DifferentName), []byte(strings.Join(found[:min(len(found), mostLines)], "\n")+"\n"), 0o600)
+}
+
+// Read reads the file of a dump, if there is one.
+func Read(dumped *image.Set) (found []string, err error) {
+	if !dumped.Has(image.DifferentName) {
+		return nil, nil
+	}
+	f, err := dumped.OpenFile(image.DifferentName)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+// plain is a line that can be shown to anybody.
+var plain = regexp.MustCompile(`^[ -~]+$`)
+
+func parse(r io.Reader) (found []string, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, longest)
+	for lines.Scan() {
+		if len(found) == mostLines || !plain.MatchString(lines.Text()) {
+			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.DifferentName, lines.Text())
+		}
+		found = append(found, lines.Text())
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.DifferentName, err)
+	}
+	return found, nil
+}
