@@ -34,8 +34,8 @@ const (
 )
 
 const (
-	mostLines = 100
-	longest   = 4096
+	mostLines = 32
+	longest   = 512
 	listens   = "0A" // a state in /proc/net/tcp
 )
 
