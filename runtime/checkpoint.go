@@ -414,7 +414,10 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
 	defer cancel()
 	dumped := criu.Open(k.images.Path).Set
-	if err := names.Sockets(dumped, k.c.pids); err != nil {
+	if err := names.Numbers(dumped); err != nil {
+		return err
+	}
+	if err := names.Sockets(ctx, dumped, k.c.pids); err != nil {
 		return err
 	}
 	return names.Removed(ctx, dumped, k.c.pid, k.c.pids)

@@ -164,6 +164,7 @@ func TestReasons(t *testing.T) {
 		{state: "pending-trap", says: "blocks SIGTRAP"},
 		{state: "thread-directory", says: "a working directory of its own"},
 		{state: "thread-files", says: "open files of its own"},
+		{state: "same-number", says: "by which CRIU knows the content of both"},
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
 		{state: "raw-socket", says: "no raw socket"},

@@ -738,10 +738,10 @@ static void renamed_socket(void)
 	a = unix_socket(soon, SOCK_STREAM);
 	must(rename(soon, path));
 	b = unix_socket(soon, SOCK_DGRAM);
-	on_path(soon, ".datagrams");
-	char was[4096];
-	on_path(was, ".soon");
-	must(rename(was, soon));
+	char is[4096];
+	on_path(is, ".datagrams");
+	must(link(soon, is)); // as supervisord does
+	must(unlink(soon));
 }
 
 static const char *renamed_socket_same(void)
@@ -892,6 +892,31 @@ static const char *own_settings_same(void)
 	return tsc == PR_TSC_SIGSEGV && prctl(PR_MCE_KILL_GET, 0, 0, 0, 0) == PR_MCE_KILL_EARLY && prctl(66, 0, 0, 0, 0) == 1 ? "same" : "the default";
 }
 
+// A System V segment whose id is the inode of a memfd.
+static void same_number(void)
+{
+	enum { MANY = 3000 };
+	int ids[MANY], found = 0;
+	struct stat st;
+	a = (int)must(memfd_create("number", 0));
+	must(fstat(a, &st));
+	while ((ids[0] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600))) < (int)st.st_ino + 500)
+		must(shmctl(ids[0], IPC_RMID, NULL));
+	for (int i = 1; i < MANY; i++)
+		ids[i] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
+	for (int tries = 0; !found && tries < 1000000; tries++) {
+		close(a);
+		a = (int)must(memfd_create("number", 0));
+		must(fstat(a, &st));
+		for (int i = 0; i < MANY && !found; i++)
+			found = ids[i] == (int)st.st_ino ? ids[i] : 0;
+	}
+	must(found ? ftruncate(a, 4096) : -1);
+	for (int i = 0; i < MANY; i++)
+		must(ids[i] == found ? 0 : shmctl(ids[i], IPC_RMID, NULL));
+	must(shmat(found, NULL, 0) == (void *)-1 ? -1 : 0);
+}
+
 // Threads of one process whose directories or files are not the same.
 static void *leave(void *flags)
 {
@@ -1001,6 +1026,7 @@ static const struct state {
 	{"own-settings", own_settings, own_settings_same},
 	{"thread-directory", thread_directory, NULL},
 	{"thread-files", thread_files, NULL},
+	{"same-number", same_number, NULL},
 	{"shared-directory", shared_directory, NULL},
 	{"renamed-below", renamed_below, NULL},
 };

@@ -7,8 +7,14 @@
 //     link beside where it was, and removes the link when the processes run on. So nothing but this
 //     machine's disk would lead to the file, and only until then. Removed has the dump open the file by
 //     its other name.
+//
 //   - A file or directory of an overlay that a program watches (inotify): the kernel opens no file of an
 //     overlay by its handle. Watched returns names that CRIU then looks at (irmap-scan-path).
+//
+//   - A Unix socket that was renamed after it was bound: the kernel tells CRIU the old name. Sockets has
+//     the dump bind it to the new one.
+//
+//   - Shared memory, whose content CRIU calls by its number. Numbers refuses two with one number.
 //
 // The processes must stand still. What they have on their file systems is walked without following a
 // symbolic link, for as long as the dump may take.

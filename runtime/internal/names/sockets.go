@@ -4,7 +4,10 @@
 package names
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"strconv"
@@ -27,12 +30,13 @@ const (
 )
 
 // Sockets has a dump, whose processes still stand still, bind each Unix socket that was renamed after it
-// was bound to the name that it has now. The kernel goes on telling CRIU the old one.
-func Sockets(dumped *image.Set, pids func() ([]int, error)) error {
+// was bound, or linked to another name, to the name that it has now. The kernel goes on telling CRIU the
+// old one. It refuses a socket whose name is not found.
+func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error)) error {
 	bound := make(map[uint32]*skunix.UnixSkEntry)
 	err := dumped.Each(filesImage, func(e *image.Entry) error {
 		f, ok := e.Message.(*fdinfo.FileEntry)
-		if s := f.GetUsk(); ok && s != nil && !s.GetDeleted() && len(s.GetName()) > 0 && s.GetName()[0] != 0 &&
+		if s := f.GetUsk(); ok && s != nil && len(s.GetName()) > 0 && s.GetName()[0] != 0 &&
 			(s.GetType() == unix.SOCK_DGRAM || s.GetState() != established) {
 			bound[s.GetIno()] = s
 		}
@@ -60,7 +64,7 @@ func Sockets(dumped *image.Set, pids func() ([]int, error)) error {
 			}
 			delete(bound, s.GetIno())
 			was := path.Join("/", s.GetNameDir(), strings.TrimSuffix(string(s.GetName()), "\x00"))
-			is, err := nameOf(pid, fd, was)
+			is, err := nameOf(ctx, pid, fd, was)
 			if err != nil {
 				return err
 			}
@@ -79,7 +83,7 @@ func Sockets(dumped *image.Set, pids func() ([]int, error)) error {
 	return dumped.Edit(filesImage, func(e *image.Entry) error {
 		f, ok := e.Message.(*fdinfo.FileEntry)
 		if s := f.GetUsk(); ok && s != nil && renamed[s.GetIno()] != "" {
-			s.Name, s.NameDir = []byte(renamed[s.GetIno()]+"\x00"), nil
+			s.Name, s.NameDir, s.Deleted = []byte(renamed[s.GetIno()]+"\x00"), nil, nil
 		}
 		return nil
 	})
@@ -87,7 +91,7 @@ func Sockets(dumped *image.Set, pids func() ([]int, error)) error {
 
 // nameOf returns the name that the file of a process's socket has, as the process sees it, if the name
 // by which it was bound no longer leads there.
-func nameOf(pid, fd int, bound string) (string, error) {
+func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 	s, err := proc.CopyOf(pid, fd)
 	if err != nil {
 		return skipped, err
@@ -116,8 +120,14 @@ func nameOf(pid, fd int, bound string) (string, error) {
 		}
 	}
 	is, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", file))
-	if err != nil || strings.HasSuffix(is, " (deleted)") {
+	if err != nil {
 		return skipped, err
+	}
+	if strings.HasSuffix(is, " (deleted)") {
+		if own.Nlink == 0 {
+			return skipped, nil
+		}
+		return linkedName(ctx, pid, path.Dir(bound), inodeOf(&own))
 	}
 	above, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid))
 	if err != nil {
@@ -127,4 +137,16 @@ func nameOf(pid, fd int, bound string) (string, error) {
 		return "/" + rest, nil
 	}
 	return skipped, nil
+}
+
+// linkedName returns another name of the file of a socket, near to the one by which it was bound.
+func linkedName(ctx context.Context, pid int, near string, at inode) (string, error) {
+	for _, place := range []string{near, "/"} {
+		found, err := find(ctx, pid, place, map[inode]bool{at: true})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) || found[at] != "" {
+			return found[at], err
+		}
+	}
+	return skipped, fmt.Errorf("a Unix socket of process %s was bound below %s, and what it is called now is not found: have the program bind it by the name that it is to have: %w",
+		proc.Describe(pid), near, errdefs.ErrFailedPrecondition)
 }
