@@ -164,6 +164,7 @@ func TestReasons(t *testing.T) {
 		{state: "pending-trap", says: "blocks SIGTRAP"},
 		{state: "thread-directory", says: "a working directory of its own"},
 		{state: "thread-files", says: "open files of its own"},
+		{state: "from-memory", says: "started from memory"},
 		{state: "same-number", says: "by which CRIU knows the content of both"},
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
@@ -315,10 +316,10 @@ func TestDifferent(t *testing.T) {
 	listed := strings.Split(rows, "\n")
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
-		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default",
+		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
-	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true}
+	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true}
 	for _, kind := range different.Kinds {
 		t.Run(kind.State, func(t *testing.T) {
 			if !slices.Contains(listed, kind.Row()) {

@@ -892,6 +892,34 @@ static const char *own_settings_same(void)
 	return tsc == PR_TSC_SIGSEGV && prctl(PR_MCE_KILL_GET, 0, 0, 0, 0) == PR_MCE_KILL_EARLY && prctl(66, 0, 0, 0, 0) == 1 ? "same" : "the default";
 }
 
+static void locked_segment(void)
+{
+	a = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
+	must(shmctl(a, SHM_LOCK, NULL));
+}
+
+static const char *locked_segment_same(void)
+{
+	struct shmid_ds now;
+	must(shmctl(a, IPC_STAT, &now));
+	return now.shm_perm.mode & SHM_LOCKED ? "same" : "not locked";
+}
+
+// A program that was started from memory.
+static void from_memory(void)
+{
+	char bytes[65536];
+	ssize_t n;
+	int from = (int)must(open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), to = (int)must(memfd_create("program", MFD_CLOEXEC));
+	while ((n = must(read(from, bytes, sizeof bytes))) > 0)
+		must(write(to, bytes, (size_t)n));
+	if (!must(fork())) {
+		char *args[] = {"gpuwork", "plain", "--port", "0", NULL}, *none[] = {NULL};
+		must(fexecve(to, args, none));
+	}
+	usleep(200000);
+}
+
 // A System V segment whose id is the inode of a memfd.
 static void same_number(void)
 {
@@ -1026,6 +1054,8 @@ static const struct state {
 	{"own-settings", own_settings, own_settings_same},
 	{"thread-directory", thread_directory, NULL},
 	{"thread-files", thread_files, NULL},
+	{"locked-segment", locked_segment, locked_segment_same},
+	{"from-memory", from_memory, NULL},
 	{"same-number", same_number, NULL},
 	{"shared-directory", shared_directory, NULL},
 	{"renamed-below", renamed_below, NULL},

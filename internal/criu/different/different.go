@@ -20,6 +20,7 @@ import (
 	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -37,6 +38,8 @@ const (
 	mostLines = 32
 	longest   = 512
 	listens   = "0A" // a state in /proc/net/tcp
+	// segmentLocked is SHM_LOCKED of linux/shm.h.
+	segmentLocked = 0o2000
 )
 
 // Kind is one kind of what is different.
@@ -57,6 +60,7 @@ var Kinds = []Kind{
 	{"not-accepted", "TCP connections that no program has accepted", "closed", func(l *looked) bool { return l.connections }},
 	{"queued-events", "events of a watch (inotify) that no program has read", "lost", func(l *looked) bool { return l.events }},
 	{"undo", "what a System V semaphore gets back when a process ends (`SEM_UNDO`)", "it does not get it back", func(l *looked) bool { return l.semaphores }},
+	{"locked-segment", "a System V segment that is locked (`SHM_LOCK`)", "not locked", func(l *looked) bool { return l.locked }},
 	{"own-settings", "what `prctl` sets and nobody else sees: `PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
 	{"landlock", "a Landlock domain, in a container without GPUs and seccomp profile", "**gone**: [security.md](security.md#landlock)", nil},
 	{"start-time", "start time of a process, by which psutil and Ray know it", "that of the restore", nil},
@@ -70,7 +74,7 @@ func (k Kind) Row() string { return fmt.Sprintf("| %s | %s |", k.What, k.After) 
 func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "`", "") }
 
 // looked is what a container has of it.
-type looked struct{ datagrams, connections, events, semaphores bool }
+type looked struct{ datagrams, connections, events, semaphores, locked bool }
 
 // Look returns what comes back different of a container, whose first process is given.
 func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
@@ -100,6 +104,13 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 	for _, name := range names {
 		if strings.HasPrefix(name, "ipcns-sem-") {
 			nerr = errors.Join(nerr, dumped.Each(name, func(*image.Entry) error { l.semaphores = true; return nil }))
+		}
+		if strings.HasPrefix(name, "ipcns-shm-") {
+			nerr = errors.Join(nerr, dumped.Each(name, func(e *image.Entry) error {
+				m, ok := e.Message.(*ipcshm.IpcShmEntry)
+				l.locked = l.locked || ok && m.GetDesc().GetMode()&segmentLocked != 0
+				return nil
+			}))
 		}
 	}
 	if err = errors.Join(err, nerr); err != nil {

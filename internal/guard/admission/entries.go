@@ -87,7 +87,7 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 		}
 	case *mm.MmEntry:
 		if _, ok := e.files[m.GetExeFileId()]; !ok {
-			return "exe", fmt.Errorf("the program is file %d, which there is not", m.GetExeFileId())
+			return "exe", fmt.Errorf("the program is file %d, which has no name: CRIU does not restore one that was started from memory (memfd_create)", m.GetExeFileId())
 		}
 		return "maps", maps(m)
 	case *remapfilepath.RemapFilePathEntry:
