@@ -171,6 +171,8 @@ func TestReasons(t *testing.T) {
 		{state: "raw-socket", says: "no raw socket"},
 		{state: "own-network", says: "in a namespace of its own", flags: admin},
 		{state: "own-time", says: "in a namespace of its own", flags: admin},
+		{state: "own-overlay", says: "(type overlay), and CRIU does not restore that", flags: admin},
+		{state: "own-ramfs", says: "a file system mounted that CRIU cannot dump", flags: admin},
 		{state: "covered-directory", file: "/covered", says: "a mount covers a file", flags: admin},
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},

@@ -690,6 +690,30 @@ static void covered_file(void)
 	must(mount(other, path, NULL, MS_BIND, NULL));
 }
 
+// An overlay, in a mount namespace of a child's own, and a file system that CRIU does not know.
+static void own_overlay(void)
+{
+	must(mkdir("/lower", 0755));
+	must(mkdir("/memory", 0755));
+	if (must(fork())) {
+		usleep(200000);
+		return;
+	}
+	must(unshare(CLONE_NEWNS));
+	must(mount("none", "/memory", "tmpfs", 0, NULL));
+	must(mkdir("/memory/u", 0755));
+	must(mkdir("/memory/w", 0755));
+	must(mount("none", "/lower", "overlay", 0, "lowerdir=/lower,upperdir=/memory/u,workdir=/memory/w"));
+	for (;;)
+		pause();
+}
+
+static void own_ramfs(void)
+{
+	must(mkdir("/memory", 0755));
+	must(mount("none", "/memory", "ramfs", 0, NULL));
+}
+
 // An epoll watches a pipe that its process has closed, and a child has open. Its number is another file's.
 static void others_epoll(void)
 {
@@ -1039,6 +1063,8 @@ static const struct state {
 	{"own-time", own_time, NULL},
 	{"covered-directory", covered_directory, NULL},
 	{"covered-file", covered_file, NULL},
+	{"own-overlay", own_overlay, NULL},
+	{"own-ramfs", own_ramfs, NULL},
 	{"first-thread-timer", first_thread_timer, first_thread_same},
 	{"ended-thread-timer", ended_thread_timer, ended_thread_same},
 	{"others-epoll", others_epoll, others_epoll_same},

@@ -70,6 +70,8 @@ var causes = []cause{
 		"a file of the host is open in the container: send its output through the runtime, and mount by the spec"},
 	{[]string{"doesn't have a proper root mount"},
 		"something is mounted in the container outside of its spec, or a symbolic link that leads to one of the spec's mounts was changed: mount it by the spec, or change the link back"},
+	{[]string{"FS mnt", "unsupported id"},
+		"a program has a file system mounted that CRIU cannot dump, such as a loop device, hugetlbfs or bpf: unmount it before the checkpoint"},
 	{[]string{"Locking network failed"},
 		"install nftables, or set network-lock = \"skip\" in [criu.options]"},
 	{[]string{"gpuckpt tmpfs", "does not fit"},

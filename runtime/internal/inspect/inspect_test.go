@@ -386,11 +386,12 @@ func TestBeforeTheDump(t *testing.T) {
 		"as runc made it": {func(f *fake) {
 			f.edit("100/mountinfo", "0:5 /null /proc/kcore rw,nosuid - devtmpfs", "0:62 /null /proc/kcore rw - tmpfs")
 		}, ""},
-		"another source":      {func(f *fake) { f.edit("100/mountinfo", "/srv/data /data", "/srv/data//deleted /data") }, ""},
-		"a cgroup of its own": {func(f *fake) { f.edit("101/cgroup", "memory:/pods/job", "memory:/pods/other") }, ""},
-		"a user":              {func(f *fake) { f.edit("101/task/102/status", "Uid:	1000	1000", "Uid:	1000	0") }, "process 101 (worker): thread 102: it has the user id 0"},
-		"a mount":             {func(f *fake) { f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51") }, "mount /mnt of the container: it is not in the spec"},
-		"a chroot":            {func(f *fake) { f.file("100/root", "/srv/jail", rootMount) }, "the container's first process, 100 (worker), is in a chroot (/srv/jail)"},
+		"another source":       {func(f *fake) { f.edit("100/mountinfo", "/srv/data /data", "/srv/data//deleted /data") }, ""},
+		"a cgroup of its own":  {func(f *fake) { f.edit("101/cgroup", "memory:/pods/job", "memory:/pods/other") }, ""},
+		"a user":               {func(f *fake) { f.edit("101/task/102/status", "Uid:	1000	1000", "Uid:	1000	0") }, "process 101 (worker): thread 102: it has the user id 0"},
+		"a mount":              {func(f *fake) { f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51") }, "mount /mnt of the container: it is not in the spec"},
+		"of the program's own": {func(f *fake) { f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - overlay none rw\n56 51") }, "mount /mnt of the container: "},
+		"a chroot":             {func(f *fake) { f.file("100/root", "/srv/jail", rootMount) }, "the container's first process, 100 (worker), is in a chroot (/srv/jail)"},
 	} {
 		f := newFake(t)
 		test.change(f)

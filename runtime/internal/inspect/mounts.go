@@ -55,6 +55,30 @@ func (c *checker) mounts() error {
 			return fmt.Errorf("mount %s of the %scontainer: %w", m.point, c.restored, err)
 		}
 	}
+	if c.CRIU == 0 {
+		for i, m := range mounts {
+			if expected[i].known || m.point == "/" {
+				granted[m.device] = true
+			}
+		}
+		return c.lost(granted)
+	}
+	return nil
+}
+
+// notRestored are file systems that CRIU dumps, and does not restore: it does not find what an overlay
+// lies on.
+var notRestored = []string{"overlay", "devtmpfs", "tracefs"}
+
+// lost refuses a dump of processes that have mounted a file system which CRIU does not restore.
+func (c *checker) lost(granted map[string]bool) error {
+	for _, table := range c.tables {
+		for _, m := range table {
+			if slices.Contains(notRestored, m.kind) && !granted[m.device] {
+				return fmt.Errorf("mount %s of the container: a program has mounted it there (type %s), and CRIU does not restore that: unmount it before the checkpoint", m.point, m.kind)
+			}
+		}
+	}
 	return nil
 }
 
@@ -119,6 +143,16 @@ func (c *checker) expected(m mount) expectation {
 	return expectation{}
 }
 
+// cameWith returns the recursive bind mount of the spec that a mount is below, "" for none.
+func (c *checker) cameWith(m mount) string {
+	for _, s := range c.spec.Mounts {
+		if at := path.Clean("/" + s.Destination); slices.Contains(s.Options, "rbind") && strings.HasPrefix(m.point, at+"/") {
+			return at
+		}
+	}
+	return ""
+}
+
 func isBind(s specs.Mount) bool {
 	return s.Type == "bind" || slices.Contains(s.Options, "bind") || slices.Contains(s.Options, "rbind")
 }
@@ -137,6 +171,8 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 	admin := c.has(unix.CAP_SYS_ADMIN)
 	if !e.known {
 		switch {
+		case !admin && c.CRIU == 0 && c.cameWith(m) != "":
+			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): mount that with bind, or name %[2]s in the spec as well", c.cameWith(m), m.point)
 		case !admin && c.CRIU == 0:
 			return fmt.Errorf("it is not in the spec (type %s): a symbolic link that leads to one of the spec's mounts was changed, or somebody has mounted it from outside; undo that", m.kind)
 		case !admin:
