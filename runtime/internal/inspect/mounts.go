@@ -67,14 +67,15 @@ func (c *checker) mounts() error {
 }
 
 // notRestored are file systems that CRIU dumps, and does not restore: it does not find what an overlay
-// lies on.
+// lies on. A tracefs below a debugfs comes by itself.
 var notRestored = []string{"overlay", "devtmpfs", "tracefs"}
 
 // lost refuses a dump of processes that have mounted a file system which CRIU does not restore.
 func (c *checker) lost(granted map[string]bool) error {
 	for _, table := range c.tables {
 		for _, m := range table {
-			if slices.Contains(notRestored, m.kind) && !granted[m.device] {
+			byItself := m.kind == "tracefs" && slices.ContainsFunc(table, func(d mount) bool { return d.kind == "debugfs" && strings.HasPrefix(m.point, d.point+"/") })
+			if slices.Contains(notRestored, m.kind) && !granted[m.device] && !byItself {
 				return fmt.Errorf("mount %s of the container: a program has mounted it there (type %s), and CRIU does not restore that: unmount it before the checkpoint", m.point, m.kind)
 			}
 		}
