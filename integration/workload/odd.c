@@ -7,6 +7,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/keyctl.h>
 #include <linux/landlock.h>
 #include <linux/mempolicy.h>
 #include <linux/perf_event.h>
@@ -257,6 +259,7 @@ static void tcp_options(void)
 	must(listen(a, 4));
 	set_value(a, IPPROTO_TCP, TCP_USER_TIMEOUT, 4321);
 	set_value(a, IPPROTO_TCP, TCP_NODELAY, 1);
+	set_value(a, IPPROTO_TCP, TCP_MAXSEG, 900);
 	must(getsockname(a, (void *)&here, &n));
 	b = (int)must(socket(AF_INET, SOCK_STREAM, 0));
 	must(connect(b, (void *)&here, sizeof here));
@@ -271,7 +274,7 @@ static const char *tcp_options_same(void)
 	char congestion[16] = "";
 	socklen_t n = sizeof congestion;
 	must(getsockopt(b, IPPROTO_TCP, TCP_CONGESTION, congestion, &n));
-	return value_of(a, IPPROTO_TCP, TCP_USER_TIMEOUT) == 4321 && value_of(a, IPPROTO_TCP, TCP_NODELAY) == 1 && !strcmp(congestion, "reno") &&
+	return value_of(a, IPPROTO_TCP, TCP_USER_TIMEOUT) == 4321 && value_of(a, IPPROTO_TCP, TCP_NODELAY) == 1 && value_of(a, IPPROTO_TCP, TCP_MAXSEG) == 900 && !strcmp(congestion, "reno") &&
 			value_of(b, IPPROTO_TCP, TCP_NOTSENT_LOWAT) == 12345 && value_of(b, SOL_SOCKET, SO_OOBINLINE) == 1
 		? "same"
 		: "other options";
@@ -916,6 +919,67 @@ static const char *own_settings_same(void)
 	return tsc == PR_TSC_SIGSEGV && prctl(PR_MCE_KILL_GET, 0, 0, 0, 0) == PR_MCE_KILL_EARLY && prctl(66, 0, 0, 0, 0) == 1 ? "same" : "the default";
 }
 
+static void keys(void) { must(syscall(SYS_add_key, "user", "odd", "secret", 6, KEY_SPEC_PROCESS_KEYRING)); }
+
+static const char *keys_same(void)
+{
+	return syscall(SYS_request_key, "user", "odd", NULL, 0) < 0 ? "gone" : "same";
+}
+
+// Two sockets of one port, and a program that gives all to the second one.
+static int shares_port(const struct sockaddr_in *at)
+{
+	int s = (int)must(socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0));
+	set_value(s, SOL_SOCKET, SO_REUSEPORT, 1);
+	must(bind(s, (const void *)at, sizeof *at));
+	return s;
+}
+
+static void shared_port(void)
+{
+	struct sock_filter second = {BPF_RET | BPF_K, 0, 0, 1};
+	struct sock_fprog program = {1, &second};
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t n = sizeof at;
+	a = shares_port(&at);
+	must(getsockname(a, (void *)&at, &n));
+	b = shares_port(&at);
+	must(setsockopt(a, SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &program, sizeof program));
+}
+
+static const char *shared_port_same(void)
+{
+	struct sockaddr_in at;
+	socklen_t n = sizeof at;
+	char c;
+	int first = 0;
+	must(getsockname(a, (void *)&at, &n));
+	for (int i = 0; i < 64; i++) { // from a port each
+		int s = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
+		must(sendto(s, "x", 1, 0, (void *)&at, sizeof at));
+		close(s);
+	}
+	while (recv(a, &c, 1, 0) == 1)
+		first++;
+	while (recv(b, &c, 1, 0) == 1)
+		;
+	return first ? "the kernel shares it out" : "same";
+}
+
+static void urgent(void)
+{
+	int s[2];
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
+	a = s[0];
+	must(send(s[1], "!", 1, MSG_OOB));
+}
+
+static const char *urgent_same(void)
+{
+	char c;
+	return recv(a, &c, 1, MSG_OOB | MSG_PEEK) == 1 ? "same" : "without its mark";
+}
+
 static void locked_segment(void)
 {
 	a = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
@@ -1080,6 +1144,9 @@ static const struct state {
 	{"own-settings", own_settings, own_settings_same},
 	{"thread-directory", thread_directory, NULL},
 	{"thread-files", thread_files, NULL},
+	{"keys", keys, keys_same},
+	{"shared-port", shared_port, shared_port_same},
+	{"urgent", urgent, urgent_same},
 	{"locked-segment", locked_segment, locked_segment_same},
 	{"from-memory", from_memory, NULL},
 	{"same-number", same_number, NULL},

@@ -66,9 +66,13 @@ var options = map[option]string{
 	{unix.IPPROTO_TCP, unix.TCP_FASTOPEN}: "TCP_FASTOPEN", {unix.IPPROTO_TCP, unix.TCP_FASTOPEN_CONNECT}: "TCP_FASTOPEN_CONNECT",
 	{unix.IPPROTO_TCP, unix.TCP_FASTOPEN_NO_COOKIE}: "TCP_FASTOPEN_NO_COOKIE", {unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT}: "TCP_NOTSENT_LOWAT",
 	{unix.IPPROTO_TCP, unix.TCP_SAVE_SYN}: "TCP_SAVE_SYN", {unix.IPPROTO_TCP, unix.TCP_INQ}: "TCP_INQ",
-	{unix.IPPROTO_UDP, unix.UDP_CORK}: "UDP_CORK", {unix.IPPROTO_UDP, unix.UDP_SEGMENT}: "UDP_SEGMENT",
+	{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: "TCP_MAXSEG", {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: "TCP_WINDOW_CLAMP",
+	{unix.IPPROTO_UDP, unix.UDP_ENCAP}: "UDP_ENCAP", {unix.IPPROTO_UDP, unix.UDP_CORK}: "UDP_CORK", {unix.IPPROTO_UDP, unix.UDP_SEGMENT}: "UDP_SEGMENT",
 	{unix.IPPROTO_UDP, unix.UDP_GRO}: "UDP_GRO", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX}: "UDP_NO_CHECK6_TX", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX}: "UDP_NO_CHECK6_RX",
 }
+
+// ofConnection are options that the kernel sets for a connection itself: a program's is that of what listens.
+var ofConnection = map[option]bool{{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: true, {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: true}
 
 // socket is what is noted of one, which one descriptor of it names.
 type socket struct {
@@ -85,13 +89,15 @@ func readOptions(fd int) map[option][]byte {
 	}
 	protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	kind, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	listens, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
 	values := make(map[option][]byte)
 	for o, name := range options {
 		ip := family == unix.AF_INET || family == unix.AF_INET6
 		switch {
 		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
 			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP) && (!ip || o.level != protocol),
-			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"): // it can be read, not set
+			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"), // it can be read, not set
+			listens == 0 && ofConnection[o]:
 			continue
 		}
 		if value, err := getsockopt(fd, o.level, o.number, make([]byte, 16)); err == nil {
