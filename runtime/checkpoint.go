@@ -585,8 +585,8 @@ func (c *container) noteDifferent(ctx context.Context, dir string, closed int) (
 	if c.pid == 0 {
 		return nil
 	}
-	if c.different, err = different.Look(criu.Open(dir).Set, c.pid, c.pids); err != nil {
-		return err
+	if c.different, err = different.Look(criu.Open(dir).Set, c.pid, c.pids); err != nil { // it reads what the restore will
+		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	if closed > 0 {
 		c.different = append(c.different, fmt.Sprintf("%d Unix sockets that are connected to programs outside: closed", closed))

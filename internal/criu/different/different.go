@@ -117,7 +117,7 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 		}
 	}
 	if err = errors.Join(err, nerr); err != nil {
-		return nil, fmt.Errorf("look for what comes back different: %w", err)
+		return nil, err
 	}
 	for _, k := range Kinds {
 		if k.found != nil && k.found(&l) {
