@@ -53,21 +53,21 @@ type Kind struct {
 
 // Kinds is the table.
 var Kinds = []Kind{
-	{"mapping-policy", "memory policy of a mapping (`mbind`)", "the default", nil},
+	{"mapping-policy", "`mbind`", "the default", nil},
 	{"lock-future", "`mlockall(MCL_FUTURE)`", "what is locked stays so, new memory is not locked", nil},
 	{"queued-udp", "UDP datagrams that no program has read", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
 	{"queued-sender", "sender of a Unix datagram that no program has read", "none", nil},
-	{"not-accepted", "TCP connections that no program has accepted", "closed", func(l *looked) bool { return l.connections }},
-	{"queued-events", "events of a watch (inotify) that no program has read", "lost", func(l *looked) bool { return l.events }},
-	{"undo", "what a System V semaphore gets back when a process ends (`SEM_UNDO`)", "it does not get it back", func(l *looked) bool { return l.semaphores }},
-	{"locked-segment", "a System V segment that is locked (`SHM_LOCK`)", "not locked", func(l *looked) bool { return l.locked }},
-	{"keys", "keys of the kernel (`add_key`, such as Kerberos' tickets)", "gone", nil},
-	{"shared-port", "a program that shares out a port among sockets (`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`)", "the kernel shares it out", nil},
-	{"urgent", "urgent data that no program has read (`MSG_OOB`)", "lost, or without its mark", nil},
-	{"own-settings", "what `prctl` sets and nobody else sees: `PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
+	{"not-accepted", "TCP connections that are not accepted", "closed", func(l *looked) bool { return l.connections }},
+	{"queued-events", "unread events of inotify", "lost", func(l *looked) bool { return l.events }},
+	{"undo", "`SEM_UNDO` of a System V semaphore", "not undone", func(l *looked) bool { return l.semaphores }},
+	{"locked-segment", "`SHM_LOCK`", "not locked", func(l *looked) bool { return l.locked }},
+	{"keys", "keys (`add_key`)", "gone", nil},
+	{"shared-port", "`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`", "gone", nil},
+	{"urgent", "unread `MSG_OOB` data", "lost, or unmarked", nil},
+	{"own-settings", "`PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
 	{"landlock", "a Landlock domain, in a container without GPUs and seccomp profile", "**gone**: [security.md](security.md#landlock)", nil},
 	{"start-time", "start time of a process, by which psutil and Ray know it", "that of the restore", nil},
-	{"processor-time", "processor time of a process (`CLOCK_PROCESS_CPUTIME_ID`, `getrusage`)", "that since the restore", nil},
+	{"processor-time", "processor time of a process", "that since the restore", nil},
 }
 
 // Row is the kind's line in docs/limits.md.
