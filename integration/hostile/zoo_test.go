@@ -135,8 +135,11 @@ func (z *zoo) newCage(t *testing.T, n int) *cage {
 	return &cage{zoo: z, id: id, container: container, upper: upper(t, z.c, id), images: t.TempDir(), log: filepath.Join(t.TempDir(), "log")}
 }
 
-// hangs bounds one restore and its end. CRIU has five seconds of that.
-const hangs = 60 * time.Second
+// hangs bounds one restore and its end, on a machine with whatever load. CRIU has some seconds of it.
+const hangs = 10 * time.Minute
+
+// settles is how long what ends may take, such as a process that was killed.
+const settles = 2 * time.Minute
 
 // restore restores the dump, with an image of it changed; "" changes none. It returns what is
 // wrong with how it ended, and why it failed.
@@ -169,7 +172,14 @@ func (g *cage) restore(t *testing.T, image string, data []byte) (wrong []string,
 			wrong = append(wrong, fmt.Sprintf("delete the task: %v", err))
 		}
 	}
-	return append(wrong, g.left()...), failed
+	if ctx.Err() != nil {
+		wrong = append(wrong, fmt.Sprintf("it hangs: not within %v", hangs))
+	}
+	left := g.left()
+	for deadline := time.Now().Add(settles); len(left) > 0 && time.Now().Before(deadline); left = g.left() {
+		time.Sleep(100 * time.Millisecond)
+	}
+	return append(wrong, left...), failed
 }
 
 // left returns what a restore has left behind.
