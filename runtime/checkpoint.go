@@ -173,16 +173,17 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	if err := k.images.Prepare(); err != nil {
 		return err
 	}
-	if err := denied.Refuse(k.c.pids); k.c.pid > 0 && err != nil {
-		return sequence.Join(err, k.images.Leave(ctx))
-	}
 	thaw, err := k.freeze()
 	if err != nil {
 		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	defer func() { err = sequence.Join(err, thaw()) }()
 	if k.c.pid > 0 {
-		if err := k.refuseBurden(); err != nil {
+		err := k.refuseBurden()
+		if err == nil {
+			err = denied.Refuse(k.c.pids)
+		}
+		if err != nil {
 			return sequence.Join(err, k.images.Leave(ctx))
 		}
 	}
@@ -313,6 +314,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.requireLock(k.q); err != nil {
 		return err
 	}
+	if err := k.refuseBurden(); err != nil { // before anything looks at each file or mapping
+		return err
+	}
 	view, err := k.read()
 	if err != nil {
 		return err
@@ -325,9 +329,6 @@ func (k *checkpointing) check(ctx context.Context) error {
 		return err
 	}
 	if err := denied.Refuse(k.c.pids); err != nil {
-		return err
-	}
-	if err := k.refuseBurden(); err != nil {
 		return err
 	}
 	if _, err := k.c.locks(); err != nil {

@@ -19,7 +19,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/burden"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/clientpause"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/cudahelper"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
@@ -143,8 +145,21 @@ func (c *container) hasGPU() (bool, error) {
 	if locked || c.pid == 0 {
 		return locked, nil
 	}
-	may, err := c.gpu.Candidates()
+	may, err := c.candidates()
 	return len(may) > 0, err
+}
+
+// candidates returns the processes that could use CUDA. It refuses a container with too many files,
+// mappings or threads to look at.
+func (c *container) candidates() ([]int, error) {
+	pids, err := c.pids()
+	if err == nil {
+		err = burden.RefuseMany(pids)
+	}
+	if err != nil && !proc.Ended(err) {
+		return nil, err
+	}
+	return c.gpu.Candidates()
 }
 
 // gpuOptions returns what the GPU state needs to know of an operation.

@@ -49,7 +49,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	}
 	if !c.paused {
 		k.tell(ctx)
-		if candidates, err := c.gpu.Candidates(); err == nil && len(candidates) > 0 {
+		if candidates, err := c.candidates(); err == nil && len(candidates) > 0 {
 			k.drainExecs(ctx)
 		}
 	}
@@ -185,7 +185,7 @@ func (p *pausing) resume(ctx context.Context) error {
 
 // lock takes the CUDA lock of a running container, if it uses CUDA.
 func (c *container) lock(ctx context.Context, read config.Source) error {
-	candidates, err := c.gpu.Candidates()
+	candidates, err := c.candidates()
 	if err != nil || len(candidates) == 0 {
 		return err
 	}

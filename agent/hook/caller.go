@@ -4,6 +4,7 @@
 package hook
 
 import (
+	"bufio"
 	"encoding/hex"
 	"fmt"
 	"net"
@@ -31,12 +32,13 @@ func local(r *http.Request, uid int) bool {
 	if from.Addr().Is6() {
 		file = "/proc/net/tcp6"
 	}
-	sockets, err := os.ReadFile(file)
+	sockets, err := os.Open(file)
 	if err != nil {
 		return false
 	}
-	for line := range strings.Lines(string(sockets)) { // sl, local address, remote address, …, uid
-		if f := strings.Fields(line); len(f) > 7 && f[1] == inProc(from) && f[2] == inProc(at) {
+	defer sockets.Close()
+	for lines := bufio.NewScanner(sockets); lines.Scan(); { // sl, local address, remote address, …, uid
+		if f := strings.Fields(lines.Text()); len(f) > 7 && f[1] == inProc(from) && f[2] == inProc(at) {
 			return f[7] == strconv.Itoa(uid)
 		}
 	}

@@ -4,12 +4,17 @@
 package checkpoint
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd/containerd/v2/core/containers"
+	coci "github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -48,7 +53,11 @@ func TestHookWritesMuch(t *testing.T) {
 // greedy runs one of the programs of greedy.c, and waits until it is ready.
 func greedy(t *testing.T, args ...string) *harness.Container {
 	t.Helper()
-	k, err := shared.Run(t.Context(), harness.RunSpec{ID: harness.Name(t), MemoryLimit: 256 << 20, OwnNetwork: true, Args: append([]string{"gpuwork"}, args...)})
+	files := func(_ context.Context, _ coci.Client, _ *containers.Container, s *coci.Spec) error {
+		s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 1 << 14, Hard: 1 << 14}}
+		return nil
+	}
+	k, err := shared.Run(t.Context(), harness.RunSpec{ID: harness.Name(t), MemoryLimit: 256 << 20, OwnNetwork: true, Args: append([]string{"gpuwork"}, args...), Amend: []coci.SpecOpts{files}})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
 	}
@@ -101,6 +110,58 @@ func TestForkedMemory(t *testing.T) {
 			harness.Says(t, err, test.says...)
 			if left, err := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("%v are left, %v", left, err)
+			}
+			isPaused(t, k, false)
+		})
+	}
+}
+
+// Whatever a container has in a great number, its checkpoint costs the shim less than 64 MiB, and the node
+// no more bytes than the container may have memory. One that is refused leaves nothing.
+func TestGreedyNeighbours(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		args []string
+		says []string // none for a checkpoint that is made
+	}{
+		{"files", []string{"open", "8000", "1"}, nil},
+		{"too many files", []string{"open", "16000", "70"}, []string{"more than 1048576 open files together", "close some"}},
+		{"sockets", []string{"join", "3000", "0"}, nil},
+		{"groups", []string{"join", "1500", "20"}, []string{"too many multicast groups", "leave some"}},
+		{"threads", []string{"threads", "1000"}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			results.Add(t)
+			k, dir := greedy(t, test.args...), filepath.Join(harness.DiskDir(t), "images")
+			other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other"}, "plain")
+			began, otherTook := time.Now(), make(chan time.Duration, 1)
+			go func() { // whose owner has nothing to do with it
+				if err := checkpointTask(t, shared, other, t.TempDir()); err != nil {
+					t.Error(err)
+				}
+				otherTook <- time.Since(began)
+			}()
+			more := mostMemory(t, shimOf(t, k), func() {
+				switch err := checkpointTask(t, shared, k, dir); {
+				case test.says != nil:
+					harness.Says(t, err, test.says...)
+				case err != nil:
+					t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+				}
+			})
+			bytes := int64(0)
+			files, err := os.ReadDir(dir)
+			for _, f := range files {
+				if info, err := f.Info(); err == nil {
+					bytes += info.Size()
+				}
+			}
+			t.Logf("the checkpoint took %v, %d MiB of the shim and %d MiB of the disk; another's beside it %v", time.Since(began), more>>20, bytes>>20, <-otherTook)
+			if test.says != nil && len(files) > 0 {
+				t.Errorf("%d files are left, %v", len(files), err)
+			}
+			if more > 64<<20 || bytes > 256<<20 {
+				t.Errorf("it took %d MiB of the shim and %d MiB of the disk", more>>20, bytes>>20)
 			}
 			isPaused(t, k, false)
 		})

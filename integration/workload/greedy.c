@@ -4,13 +4,16 @@
 // Programs that cost whoever works on them more than they cost themselves. Those that wait write
 // "ready" first.
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -81,5 +84,59 @@ int map_much(int mappings, int children)
 		if (mmap(NULL, 4096, i % 2 ? PROT_READ : PROT_READ | PROT_EXEC, MAP_SHARED, file, i % 2 * 4096) == MAP_FAILED)
 			return 1;
 	wait_with(children);
+	return 0;
+}
+
+// open_much has a locked file open very often, and children that inherit it.
+int open_much(int files, int children)
+{
+	int file = open("/tmp/f", O_RDWR | O_CREAT, 0644), other = open("/dev/null", O_RDONLY);
+
+	if (file < 0 || other < 0 || flock(file, LOCK_EX))
+		return 1;
+	for (int i = 0; i < files; i++)
+		if (dup(other) < 0)
+			return 1;
+	wait_with(children);
+	return 0;
+}
+
+// join_much has sockets that are each in so many multicast groups of their own.
+int join_much(int sockets, int groups)
+{
+	for (int i = 0; i < sockets; i++) {
+		int s = socket(AF_INET, SOCK_DGRAM, 0);
+
+		if (s < 0)
+			return 1;
+		for (int g = 0; g < groups; g++) {
+			struct ip_mreqn request = {.imr_multiaddr.s_addr = htonl(0xef000000u + (unsigned)(i * groups + g)), .imr_ifindex = 1};
+			if (setsockopt(s, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request))
+				return 1;
+		}
+	}
+	wait_with(0);
+	return 0;
+}
+
+static void *wait_in(void *unused)
+{
+	for (;;)
+		pause();
+	return unused;
+}
+
+int run_much(int threads)
+{
+	pthread_attr_t small;
+
+	if (pthread_attr_init(&small) || pthread_attr_setstacksize(&small, 64 << 10))
+		return 1;
+	for (int i = 0; i < threads; i++) {
+		pthread_t thread;
+		if (pthread_create(&thread, &small, wait_in, NULL))
+			return 1;
+	}
+	wait_with(0);
 	return 0;
 }

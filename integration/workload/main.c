@@ -135,6 +135,12 @@ int main(int argc, char **argv)
 		return fork_much(atoi(rest[0]), atoi(rest[1]));
 	if (!strcmp(what, "map") && n == 2)
 		return map_much(atoi(rest[0]), atoi(rest[1]));
+	if (!strcmp(what, "open") && n == 2)
+		return open_much(atoi(rest[0]), atoi(rest[1]));
+	if (!strcmp(what, "join") && n == 2)
+		return join_much(atoi(rest[0]), atoi(rest[1]));
+	if (!strcmp(what, "threads") && n == 1)
+		return run_much(atoi(rest[0]));
 	if (!strcmp(what, "send") && n == 2)
 		return udp_ask(rest[0], rest[1]);
 	if (!strcmp(what, "list") && n == 0)

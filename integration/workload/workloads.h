@@ -56,5 +56,8 @@ int try_gpus(void);
 int print_much(int mib);
 int fork_much(int mib, int children);
 int map_much(int mappings, int children);
+int open_much(int files, int children);
+int join_much(int sockets, int groups);
+int run_much(int threads);
 
 #endif

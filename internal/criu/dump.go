@@ -56,8 +56,8 @@ const taskDead = 2
 // numLimits is how many resource limits there are (RLIM_NLIMITS).
 const numLimits = 16
 
-// maxThreads bounds the threads of a dump: each has an image of its own.
-const maxThreads = 100_000
+// MaxThreads bounds the threads of a dump: each has an image of its own.
+const MaxThreads = 100_000
 
 // Dump reads what must be known of a dump as a whole, as CRIU reads it.
 func (im *Images) Dump() (*Dump, error) {
@@ -101,8 +101,8 @@ func (im *Images) readTasks(d *Dump) error {
 	var tree []*pstree.PstreeEntry
 	total := 0
 	err := each(im, "pstree.img", func(p *pstree.PstreeEntry) error {
-		if total += max(1, len(p.GetThreads())); total > maxThreads {
-			return fmt.Errorf("it has more than %d threads", maxThreads)
+		if total += max(1, len(p.GetThreads())); total > MaxThreads {
+			return fmt.Errorf("it has more than %d threads", MaxThreads)
 		}
 		tree = append(tree, p)
 		return nil

@@ -135,7 +135,7 @@ func TestDumpIsBounded(t *testing.T) {
 			t.Errorf("parent %s: got %v", name, err)
 		}
 	}
-	dir, threads := dumpDir(t), make([]uint32, maxThreads+1)
+	dir, threads := dumpDir(t), make([]uint32, MaxThreads+1)
 	for i := range threads {
 		threads[i] = uint32(i + 1)
 	}

@@ -21,7 +21,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 
 	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
@@ -83,12 +82,13 @@ func (l Locks) Restore(init int, pids func() ([]int, error), gate held.Gate) err
 	if err != nil {
 		return err
 	}
+	processes := held.At(gate)
 	for _, e := range l {
 		pid, found := inside[int(e.GetPid())]
 		if !found {
 			return fmt.Errorf("%w: a file lock is of process %d, which there is not", images.ErrDamaged, e.GetPid())
 		}
-		if err := take(pid, e, gate); err != nil {
+		if err := take(pid, e, processes); err != nil {
 			return fmt.Errorf("process %s held a %s when it was dumped, and %w: %w", proc.Describe(pid), describe(pid, e), taken(pid, e, err), errdefs.ErrFailedPrecondition)
 		}
 	}
@@ -96,11 +96,7 @@ func (l Locks) Restore(init int, pids func() ([]int, error), gate held.Gate) err
 }
 
 // take has a process take one lock.
-func take(pid int, e *filelock.FileLockEntry, gate held.Gate) error {
-	tid, err := held.Thread(pid)
-	if err != nil {
-		return err
-	}
+func take(pid int, e *filelock.FileLockEntry, processes *held.Processes) error {
 	kind, fd := uint64(e.GetType()), uint64(e.GetFd())
 	if kind != unix.F_RDLCK && kind != unix.F_WRLCK || e.GetFd() < 0 {
 		return fmt.Errorf("%w: it is of type %d, which the kernel does not have", images.ErrDamaged, kind)
@@ -111,9 +107,9 @@ func take(pid int, e *filelock.FileLockEntry, gate held.Gate) error {
 		if kind == unix.F_WRLCK {
 			how = unix.LOCK_EX | unix.LOCK_NB
 		}
-		return gate.Call(tid, unix.SYS_FLOCK, fd, how)
+		return processes.Call(pid, unix.SYS_FLOCK, fd, how)
 	case lease:
-		return gate.Call(tid, unix.SYS_FCNTL, fd, unix.F_SETLEASE, kind)
+		return processes.Call(pid, unix.SYS_FCNTL, fd, unix.F_SETLEASE, kind)
 	case posix, ofd:
 		command := uint64(unix.F_SETLK)
 		if e.GetFlag() == ofd {
@@ -123,8 +119,8 @@ func take(pid int, e *filelock.FileLockEntry, gate held.Gate) error {
 		binary.NativeEndian.PutUint16(data[0:], uint16(kind))
 		binary.NativeEndian.PutUint64(data[8:], uint64(e.GetStart()))
 		binary.NativeEndian.PutUint64(data[16:], uint64(e.GetLen()))
-		return held.Lend(pid, data[:], func(at uint64) error {
-			return gate.Call(tid, unix.SYS_FCNTL, fd, command, at)
+		return processes.Lend(pid, data[:], func(at uint64) error {
+			return processes.Call(pid, unix.SYS_FCNTL, fd, command, at)
 		})
 	}
 	return fmt.Errorf("%w: it is of kind %d, which CRIU does not have", images.ErrDamaged, e.GetFlag())
@@ -282,10 +278,13 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 	// As a rule there are none, and it takes time to look at each descriptor. A lease may be of a process
 	// that has ended. Where others have more than are read, each descriptor is looked at, and a lock that is
 	// held by none is not found.
-	lease := false
+	lease, mine := false, make(map[int]bool)
+	for _, pid := range pids {
+		mine[pid] = true
+	}
 	ours, err := proc.Locks(func(h *proc.Lock) bool {
 		lease = lease || h.Kind == "LEASE"
-		return slices.Contains(pids, h.PID)
+		return mine[h.PID]
 	})
 	if unread := errors.Is(err, proc.ErrTooMuch); !unread && (err != nil || !lease && len(ours) == 0) {
 		return nil, err
@@ -306,7 +305,9 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 			if count += len(held); count > maxLocks { // a lock is held by each copy of a descriptor
 				return nil, fmt.Errorf("the container's descriptors hold more than %d file locks, which a restore refuses: %w", maxLocks, errdefs.ErrFailedPrecondition)
 			}
-			found[number][fd] = byLock(held)
+			if len(held) > 0 {
+				found[number][fd] = byLock(held)
+			}
 			for _, h := range held {
 				known[h] = true
 			}

@@ -293,6 +293,20 @@ func TestManyLocksOfAnother(t *testing.T) {
 	}
 }
 
+// Of descriptors without a lock nothing is kept: a container may have a million.
+func TestDescriptorsWithoutLocks(t *testing.T) {
+	hold(t, 1, 1)
+	for range 100 {
+		file(t)
+	}
+	found, err := Find(os.Getpid(), myself)
+	status, serr := proc.StatusOf(os.Getpid())
+	inside, nerr := status.NSPID()
+	if err := errors.Join(err, serr, nerr); err != nil || len(found[inside]) != 1 {
+		t.Errorf("of %d descriptors something is kept, want of 1; %v", len(found[inside]), err)
+	}
+}
+
 // Each copy of a descriptor has all locks of the file: they are counted as often as they are kept.
 func TestManyDescriptors(t *testing.T) {
 	fd := hold(t, 1, 1<<10)[0]

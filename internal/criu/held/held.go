@@ -19,8 +19,33 @@ type Gate interface {
 	Call(tid int, nr uint64, args ...uint64) error
 }
 
-// Thread returns a thread of a process that can make a call: the first one may have ended.
-func Thread(pid int) (int, error) {
+// Processes make calls. They are looked at once each: one may have a hundred thousand threads and as many
+// sockets, and each socket needs calls.
+type Processes struct {
+	gate Gate
+	tids map[int]int    // a thread of each process that can make a call: the first one may have ended
+	lent map[int]uint64 // where each process has memory to lend
+}
+
+// At returns the processes that stand at a gate.
+func At(gate Gate) *Processes {
+	return &Processes{gate, make(map[int]int), make(map[int]uint64)}
+}
+
+// Call has a process make a system call.
+func (p *Processes) Call(pid int, nr uint64, args ...uint64) error {
+	tid, known := p.tids[pid]
+	if !known {
+		var err error
+		if tid, err = thread(pid); err != nil {
+			return err
+		}
+		p.tids[pid] = tid
+	}
+	return p.gate.Call(tid, nr, args...)
+}
+
+func thread(pid int) (int, error) {
 	tids, err := proc.Threads(pid)
 	if err != nil {
 		return 0, err
@@ -33,29 +58,37 @@ func Thread(pid int) (int, error) {
 	return 0, fmt.Errorf("process %d has no thread", pid)
 }
 
-// Lend has a process's memory hold data while do is called with its address. The process must
-// stand still.
-func Lend(pid int, data []byte, do func(at uint64) error) error {
-	maps, err := proc.Maps(pid, func(m *proc.Mapping) bool { return proc.AllMappings(m) && m.Permissions == "rw-p" })
-	if err != nil {
-		return err
-	}
+// Lend has a process's memory hold data while do is called with its address. At most a page fits.
+func (p *Processes) Lend(pid int, data []byte, do func(at uint64) error) error {
 	mem, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
 	defer mem.Close()
 	was := make([]byte, len(data))
-	for _, m := range maps {
-		if _, err := mem.ReadAt(was, int64(m.Start)); err != nil {
-			continue // a guard page, or beyond the end of a file
+	holds := func(at uint64) bool {
+		if _, err := mem.ReadAt(was, int64(at)); err != nil { //nolint:gosec // an address of user space
+			return false // a guard page, or beyond the end of a file
 		}
-		if _, err := mem.WriteAt(data, int64(m.Start)); err != nil {
-			continue
-		}
-		err := do(m.Start)
-		_, back := mem.WriteAt(was, int64(m.Start))
-		return errors.Join(err, back)
+		_, err := mem.WriteAt(data, int64(at)) //nolint:gosec // an address of user space
+		return err == nil
 	}
-	return fmt.Errorf("process %d has no memory to write to", pid)
+	at, known := p.lent[pid]
+	if known {
+		known = holds(at)
+	} else {
+		var m proc.Mapping
+		m, known, err = proc.FindMapping(pid, func(m *proc.Mapping) bool { return m.Permissions == "rw-p" && holds(m.Start) })
+		if err != nil {
+			return err
+		}
+		at = m.Start
+	}
+	if !known {
+		return fmt.Errorf("process %d has no memory to write to", pid)
+	}
+	p.lent[pid] = at
+	err = do(at)
+	_, back := mem.WriteAt(was, int64(at)) //nolint:gosec // an address of user space
+	return errors.Join(err, back)
 }

@@ -60,6 +60,26 @@ func Head(path string) ([]byte, error) {
 // Names lists a directory of /proc.
 func Names(dir string) ([]string, error) { return namesOf(dir, mostNames) }
 
+// CountFiles returns how many descriptors a process has, and counts no more than most, or a thousand more.
+func CountFiles(pid, most int) (n int, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	for n <= most {
+		names, err := f.Readdirnames(1024)
+		n += len(names)
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
 func namesOf(dir string, most int) ([]string, error) {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -13,26 +13,21 @@ import (
 	"github.com/docker/go-units"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-const (
-	// mostMappings bounds the mappings of all processes together. CRIU takes some 0.4 ms for each. A
-	// process may have 65,530 by default (vm.max_map_count); one of PyTorch has some 2,000.
-	mostMappings = 1 << 20
-)
-
-// Refuse refuses a container with more mappings than a checkpoint may take time for, and one whose
+// Refuse refuses a container with more of something than a checkpoint may take time for, and one whose
 // memory, as CRIU dumps it, has no room in the file system of dir, or is by more than the node's limit
 // more than the container takes. The room is an estimate: others take some meanwhile. The container
 // should be frozen.
-func Refuse(init int, list func() ([]int, error), dir string, limit int64) error {
+func Refuse(init int, list func() ([]int, error), dir string, forkLimit int64) error {
 	pids, err := list()
 	if err != nil {
 		return err
 	}
-	if err := refuseMappings(pids, mostMappings); err != nil {
+	if err := RefuseMany(pids); err != nil {
 		return err
 	}
 	room, err := roomIn(dir)
@@ -47,7 +42,7 @@ func Refuse(init int, list func() ([]int, error), dir string, limit int64) error
 	if !known {
 		takes = memory
 	}
-	if err := refuseMemory(memory, takes, room, uint64(max(limit, 0))); err != nil {
+	if err := refuseMemory(memory, takes, room, uint64(max(forkLimit, 0))); err != nil {
 		return fmt.Errorf("the memory of its %d processes takes %s in a dump, and %w", len(pids), size(memory), err)
 	}
 	return nil
@@ -86,15 +81,48 @@ func roomIn(dir string) (uint64, error) {
 	return math.MaxUint64, nil
 }
 
-func refuseMappings(pids []int, most int) error {
-	left := most
+// limit bounds what all processes have of something, together.
+type limit struct {
+	what  string
+	most  int
+	count func(pid, most int) (int, error)
+	less  string // what makes it less
+}
+
+// limits are what takes time for each: CRIU takes some 0.4 ms for a mapping. A process may have 65,530
+// mappings by default (vm.max_map_count); one of PyTorch has some 2,000. Threads are as many as a restore
+// takes.
+var limits = []limit{
+	{"threads", criu.MaxThreads, countThreads, "run fewer"},
+	{"open files", 1 << 20, proc.CountFiles, "close some"},
+	{"mappings of memory", 1 << 20, proc.CountMappings, "map fewer"},
+}
+
+// RefuseMany refuses processes that have more of something than they can be looked at for. It takes a
+// second or two at most.
+func RefuseMany(pids []int) error {
+	for _, l := range limits {
+		if err := l.refuse(pids); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func countThreads(pid, _ int) (int, error) {
+	status, err := proc.StatusOf(pid)
+	return status.Number("Threads"), err
+}
+
+func (l *limit) refuse(pids []int) error {
+	left := l.most
 	for _, pid := range pids {
-		n, err := proc.CountMappings(pid, left+1)
+		n, err := l.count(pid, left+1)
 		if err != nil && !proc.Ended(err) {
-			return fmt.Errorf("count the mappings of process %s: %w", proc.Describe(pid), err)
+			return fmt.Errorf("count the %s of process %s: %w", l.what, proc.Describe(pid), err)
 		}
 		if left -= n; left < 0 {
-			return fmt.Errorf("its processes have more than %d mappings of memory together, up to process %s: let them map fewer: %w", most, proc.Describe(pid), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("its processes have more than %d %s together, up to process %s: let them %s: %w", l.most, l.what, proc.Describe(pid), l.less, errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

@@ -11,25 +11,28 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-func TestRefuseMappings(t *testing.T) {
+// What processes have in any number is counted together, before anything looks at each.
+func TestRefuseMany(t *testing.T) {
 	pid := os.Getpid()
-	n, err := proc.CountMappings(pid, 1<<20)
-	if err != nil || n < 10 {
-		t.Fatal(n, err)
-	}
-	if err := refuseMappings([]int{pid, pid}, 4*n); err != nil {
-		t.Error(err)
-	}
-	if err := refuseMappings([]int{pid, pid}, n+n/2); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "mappings of memory together") {
-		t.Errorf("error %v", err)
-	}
-	const nobody = 1 << 30
-	if err := refuseMappings([]int{nobody}, 1); err != nil {
-		t.Errorf("of a process that has ended: %v", err)
+	for _, l := range limits {
+		n, err := l.count(pid, l.most)
+		if err != nil || n < 3 {
+			t.Fatal(l.what, n, err)
+		}
+		l.most = 4*n + 4096 // it may have some more by now
+		if err := l.refuse([]int{pid, pid}); err != nil {
+			t.Error(err)
+		}
+		l.most = n + n/2
+		if err := l.refuse([]int{pid, pid}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), l.what+" together") {
+			t.Errorf("%s: error %v", l.what, err)
+		}
+		const nobody = 1 << 30
+		if err := l.refuse([]int{nobody}); err != nil {
+			t.Errorf("%s of a process that has ended: %v", l.what, err)
+		}
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 const (
@@ -43,7 +44,11 @@ func Removed(ctx context.Context, dumped *image.Set, init int, pids func() ([]in
 	if err != nil || len(removed) == 0 {
 		return err
 	}
-	open, err := deleted(pids)
+	wanted := make(map[string]bool)
+	for _, r := range removed {
+		wanted[r.GetName()] = true
+	}
+	open, err := deleted(pids, wanted)
 	if err != nil {
 		return err
 	}
@@ -96,7 +101,7 @@ func removedFiles(dumped *image.Set, links map[uint32]uint32) (removed []*regfil
 	if err != nil {
 		return nil, nil, err
 	}
-	mounts, saved := make(map[int32]string), make(map[int32]bool)
+	mounts, saved, kept := make(map[int32]string), make(map[int32]bool), proc.Bound(0)
 	for _, name := range all {
 		if is, _ := filepath.Match(mountImage, name); !is && name != filesImage {
 			continue
@@ -111,6 +116,7 @@ func removedFiles(dumped *image.Set, links map[uint32]uint32) (removed []*regfil
 			case *fdinfo.FileEntry:
 				if r := m.GetReg(); r != nil && links[r.GetId()] != 0 {
 					removed = append(removed, r)
+					return kept.Take(r.GetName())
 				}
 			}
 			return nil
@@ -122,26 +128,32 @@ func removedFiles(dumped *image.Set, links map[uint32]uint32) (removed []*regfil
 	return slices.DeleteFunc(removed, func(r *regfile.RegFileEntry) bool { return saved[r.GetMntId()] }), mounts, nil
 }
 
-// deleted returns the files that processes have open, mapped or execute, by the names that they had.
-func deleted(list func() ([]int, error)) (map[string][]inode, error) {
+// deleted returns the files that processes have open, mapped or execute, by the names that they had, of
+// those that are wanted. Of more than one file of a name it returns two.
+func deleted(list func() ([]int, error), wanted map[string]bool) (map[string][]inode, error) {
 	pids, err := list()
 	if err != nil {
 		return nil, err
 	}
 	files := make(map[string][]inode)
 	for _, pid := range pids {
-		for _, kind := range []string{"fd/*", "map_files/*", "exe"} {
-			links, err := filepath.Glob(fmt.Sprintf("/proc/%d/%s", pid, kind))
-			if err != nil {
+		links := []string{"exe"}
+		for _, kind := range []string{"fd", "map_files"} {
+			all, err := proc.Names(fmt.Sprintf("/proc/%d/%s", pid, kind))
+			if err != nil && !proc.Ended(err) {
 				return nil, err
 			}
-			for _, link := range links {
-				var st unix.Stat_t
-				to, _ := os.Readlink(link) // what has gone meanwhile is not found
-				name, is := strings.CutSuffix(to, " (deleted)")
-				if is && unix.Stat(link, &st) == nil && !slices.Contains(files[name], inodeOf(&st)) {
-					files[name] = append(files[name], inodeOf(&st))
-				}
+			for _, name := range all {
+				links = append(links, kind+"/"+name)
+			}
+		}
+		for _, link := range links {
+			var st unix.Stat_t
+			at := fmt.Sprintf("/proc/%d/%s", pid, link)
+			to, _ := os.Readlink(at) // what has gone meanwhile is not found
+			name, is := strings.CutSuffix(to, " (deleted)")
+			if is && wanted[name] && len(files[name]) < 2 && unix.Stat(at, &st) == nil && !slices.Contains(files[name], inodeOf(&st)) {
+				files[strings.Clone(name)] = append(files[name], inodeOf(&st))
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -43,11 +44,42 @@ func parseGroup(word string) (g group, ok bool) {
 	return group{device, at}, ok && err == nil && at.IsMulticast() && device != ""
 }
 
-// groupsOf returns the groups that somebody has joined in a process's network, and the interfaces by
-// their names.
-func groupsOf(pid int) (joined map[group]int, err error) {
-	joined = make(map[group]int)
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/igmp", pid))
+// network are the groups that somebody has joined in a network namespace, with the indices of their
+// interfaces.
+type network struct {
+	joined  map[group]int
+	indices map[string]int
+}
+
+// networks are those of processes, by their links in /proc. Each is read once.
+type networks struct {
+	of   map[string]*network
+	left int // questions whether a socket is in a group
+}
+
+// mostQuestions take a second or so. A program may have a hundred thousand sockets, and as many groups.
+const mostQuestions = 1 << 21
+
+func newNetworks() *networks { return &networks{make(map[string]*network), mostQuestions} }
+
+func (all *networks) network(pid int) (*network, error) {
+	link, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		return nil, err
+	}
+	n := all.of[link]
+	if n == nil {
+		if n, err = readNetwork(pid); err != nil {
+			return nil, err
+		}
+		all.of[link] = n
+	}
+	return n, nil
+}
+
+func readNetwork(pid int) (*network, error) {
+	n := &network{make(map[group]int), make(map[string]int)}
+	text, err := proc.Text(fmt.Sprintf("/proc/%d/net/igmp", pid))
 	if err != nil {
 		return nil, err
 	}
@@ -57,15 +89,16 @@ func groupsOf(pid int) (joined map[group]int, err error) {
 		switch b, err := decode(words, 0, 4); {
 		case err == nil && strings.HasPrefix(line, "\t"):
 			slices.Reverse(b) // as a word of this machine
-			joined[group{device, netip.AddrFrom4([4]byte(b))}] = index
+			n.joined[group{device, netip.AddrFrom4([4]byte(b))}] = index
 		case len(words) > 1 && !strings.HasPrefix(line, "\t"):
 			device = words[1]
 			index, _ = strconv.Atoi(words[0])
+			n.indices[device] = index
 		}
 	}
-	text, err = os.ReadFile(fmt.Sprintf("/proc/%d/net/igmp6", pid))
+	text, err = proc.Text(fmt.Sprintf("/proc/%d/net/igmp6", pid))
 	if os.IsNotExist(err) { // without IPv6
-		return joined, nil
+		return n, nil
 	}
 	if err != nil {
 		return nil, err
@@ -74,10 +107,11 @@ func groupsOf(pid int) (joined map[group]int, err error) {
 		words := strings.Fields(line)
 		if b, err := decode(words, 2, 16); err == nil {
 			index, _ = strconv.Atoi(words[0])
-			joined[group{words[1], netip.AddrFrom16([16]byte(b))}] = index
+			n.joined[group{words[1], netip.AddrFrom16([16]byte(b))}] = index
+			n.indices[words[1]] = index
 		}
 	}
-	return joined, nil
+	return n, nil
 }
 
 func decode(words []string, at, bytes int) ([]byte, error) {
@@ -91,54 +125,63 @@ func decode(words []string, at, bytes int) ([]byte, error) {
 	return b, err
 }
 
-// request returns a group_req of the kernel's, and the level of the option that takes it.
-func (g group) request(index int) (level int, value []byte) {
-	value = make([]byte, groupBytes)
+// request makes of zeros a group_req of the kernel's, and returns the level of the option that takes it.
+func (g group) request(index int, value []byte) (level int) {
 	binary.NativeEndian.PutUint32(value, uint32(index))
 	if g.at.Is4() {
 		binary.NativeEndian.PutUint16(value[8:], unix.AF_INET)
 		copy(value[12:], g.at.AsSlice())
-		return unix.IPPROTO_IP, value
+		return unix.IPPROTO_IP
 	}
 	binary.NativeEndian.PutUint16(value[8:], unix.AF_INET6)
 	copy(value[16:], g.at.AsSlice())
-	return unix.IPPROTO_IPV6, value
+	return unix.IPPROTO_IPV6
 }
 
-// memberships returns those of the groups that a socket has joined, but for those that it gets from some
-// senders alone.
-func memberships(fd int, joined map[group]int) (groups []group) {
-	for g, index := range joined {
-		level, request := g.request(index)
-		filter, err := getsockopt(fd, level, groupFilter, append(request, make([]byte, filterBytes-groupBytes)...))
-		if err == nil && len(filter) == filterBytes && binary.NativeEndian.Uint32(filter[groupBytes:]) == exceptSource {
+// memberships returns those of a network's groups that a socket has joined, but for those that it gets from
+// some senders alone.
+func (all *networks) memberships(fd int, n *network) (groups []group, err error) {
+	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind == unix.SOCK_STREAM || n == nil {
+		return nil, nil //nolint:nilerr // a socket that has no type is in no group
+	}
+	for g, index := range n.joined {
+		if all.left--; all.left < 0 {
+			return nil, fmt.Errorf("its sockets may be in too many multicast groups, %d in its network: leave some, or close sockets, before a checkpoint: %w", len(n.joined), errdefs.ErrFailedPrecondition)
+		}
+		if g.has(fd, index) {
 			groups = append(groups, g)
 		}
 	}
-	return groups
+	return groups, nil
+}
+
+// has reports whether a socket is in a group.
+func (g group) has(fd, index int) bool {
+	var value [filterBytes]byte
+	filter, err := getsockopt(fd, g.request(index, value[:]), groupFilter, value[:])
+	return err == nil && len(filter) == filterBytes && binary.NativeEndian.Uint32(filter[groupBytes:]) == exceptSource
 }
 
 // join has a socket join the groups that it has not.
-func (s socket) join(pid, fd int, set func(option, []byte) error) (failed []error) {
+func (s socket) join(pid, fd int, all *networks, set func(option, []byte) error) (failed []error) {
 	if len(s.groups) == 0 {
 		return nil
 	}
-	joined, err := groupsOf(pid)
+	n, err := all.network(pid)
 	if err != nil {
 		return []error{err}
 	}
-	indices := make(map[string]int)
-	for g, index := range joined {
-		indices[g.device] = index
-	}
-	has := memberships(fd, joined)
 	for _, g := range s.groups {
-		if slices.Contains(has, g) {
+		index := n.indices[g.device]
+		if g.has(fd, index) {
 			continue
 		}
-		level, request := g.request(indices[g.device])
-		if err := set(option{level, joinGroup}, request); err != nil {
+		var value [groupBytes]byte
+		if err := set(option{g.request(index, value[:]), joinGroup}, value[:]); err != nil {
 			failed = append(failed, fmt.Errorf("socket %d of process %s is not in the multicast group %s: %w", s.fd, proc.Describe(pid), g, err))
+		}
+		if len(failed) == maxErrors {
+			break
 		}
 	}
 	return failed

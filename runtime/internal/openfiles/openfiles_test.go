@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 )
 
 // here is a gate that this process is at itself.
@@ -34,10 +37,13 @@ func TestParse(t *testing.T) {
 	var text strings.Builder
 	write(&text, want)
 	got, err := parse(strings.NewReader(text.String()))
-	if err != nil || len(got) != 1 || !reflect.DeepEqual(got[0], want) {
-		t.Errorf("%q is %v, %v", text.String(), got, err)
+	if err != nil || len(got) != 1 {
+		t.Fatalf("%q is %v, %v", text.String(), got, err)
 	}
-	for _, line := range []string{"7", "x 3", "7 -1", "7 3 6.1=", "7 3 6.1=xx", "7 3 6.9999=01", "7 3 6.1=0000000000000000000000000000000000", "7 3 10.0.0.1%eth0", "7 3 239.1.2.3%", "7 3 239.1.2.3"} {
+	if s, ok := parseSocket(strings.Fields(got[0])); !ok || !reflect.DeepEqual(s, want) {
+		t.Errorf("%q is %v, want %v", got[0], s, want)
+	}
+	for _, line := range []string{"7", "x 3", "7 -1", "7 3 6.1=", "7 3 6.1=xx", "7 3 6.9999=01", "7 3 6.1=0000000000000000000000000000000000", "7 3 10.0.0.1%eth0", "7 3 239.1.2.3%", "7 3 239.1.2.3", "7 3\n7 4\n7 3"} {
 		if got, err := parse(strings.NewReader(line + "\n")); err == nil {
 			t.Errorf("%q is %v", line, got)
 		}
@@ -60,12 +66,37 @@ func TestRestore(t *testing.T) {
 	}
 	s := socket{fd: has, values: readOptions(had), groups: []group{{"none", netip.MustParseAddr("10.0.0.1")}}}
 	s.values[option{unix.SOL_SOCKET, unix.SO_PEEK_OFF}] = []byte{1}
-	failed := s.restore(os.Getpid(), here{})
+	failed := s.restore(os.Getpid(), held.At(here{}), newNetworks())
 	if len(failed) != 2 || !strings.Contains(failed[0].Error(), "SO_PEEK_OFF") || !strings.Contains(failed[1].Error(), "10.0.0.1%none") {
 		t.Errorf("got %v", failed)
 	}
 	if ttl, err := unix.GetsockoptInt(has, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL); err != nil || ttl != 9 {
 		t.Errorf("the TTL is %d, %v", ttl, err)
+	}
+}
+
+// What sockets and groups there are does not take the product of both.
+func TestManyGroups(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	all := newNetworks()
+	n, err := all.network(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := all.network(os.Getpid()); err != nil || again != n {
+		t.Errorf("one network is read for each process: %v", err)
+	}
+	n.joined = map[group]int{{"lo", netip.MustParseAddr("239.1.2.3")}: 1, {"lo", netip.MustParseAddr("239.1.2.4")}: 1}
+	all.left = 3
+	if groups, err := all.memberships(fd, n); err != nil || len(groups) > 0 {
+		t.Errorf("it is in %v, %v", groups, err)
+	}
+	if _, err := all.memberships(fd, n); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("questions without end: %v", err)
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
@@ -86,25 +85,26 @@ func retype(dumped *image.Set, ids map[uint32]bool) error {
 }
 
 // semaphores returns the descriptors of a process that are semaphores.
-func semaphores(pid int) (fds []int, err error) {
+func semaphores(pid int) (fds map[int]bool, err error) {
 	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]")
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
+	fds = make(map[int]bool)
 	for fd := range files {
-		info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
+		info, err := proc.Head(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
 		if strings.Contains(string(info), "\neventfd-semaphore: 1\n") {
-			fds = append(fds, fd)
+			fds[fd] = true
 		}
 	}
 	return fds, nil
 }
 
 // filesOf adds the ids that a dump has for files of a process.
-func filesOf(dumped *image.Set, number int, fds []int, ids map[uint32]bool) error {
+func filesOf(dumped *image.Set, number int, fds map[int]bool, ids map[uint32]bool) error {
 	table := uint32(0)
 	err := dumped.Each(fmt.Sprintf("ids-%d.img", number), func(e *image.Entry) error {
 		if m, ok := e.Message.(*criucore.TaskKobjIdsEntry); ok {
@@ -116,7 +116,7 @@ func filesOf(dumped *image.Set, number int, fds []int, ids map[uint32]bool) erro
 		return err
 	}
 	return dumped.Each(fmt.Sprintf("fdinfo-%d.img", table), func(e *image.Entry) error {
-		if m, ok := e.Message.(*fdinfo.FdinfoEntry); ok && slices.Contains(fds, int(m.GetFd())) {
+		if m, ok := e.Message.(*fdinfo.FdinfoEntry); ok && fds[int(m.GetFd())] {
 			ids[m.GetId()] = true
 		}
 		return nil

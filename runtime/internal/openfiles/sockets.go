@@ -16,6 +16,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -25,8 +26,9 @@ import (
 )
 
 const (
-	maxSockets = 100_000 // as in a dump
-	maxLine    = 64 << 10
+	maxSockets = 100_000  // as in a dump
+	maxLine    = 1 << 20  // a socket may be in thousands of groups
+	maxText    = 64 << 20 // of all sockets
 	maxErrors  = 16
 )
 
@@ -138,21 +140,32 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 		return err
 	}
 	defer f.Close()
-	text := bufio.NewWriter(f) // a container may have a hundred thousand sockets
-	seen := make(map[uint64]bool)
+	text, left := bufio.NewWriter(f), maxText // a container may have a hundred thousand sockets
+	seen, networks := make(map[uint64]bool), newNetworks()
 	for number, pid := range inside {
-		joined, err := groupsOf(pid)
+		n, err := networks.network(pid)
 		if err != nil && !proc.Ended(err) {
 			return err
 		}
+		var failed error
 		err = proc.EachSocket(pid, func(fd, s, _ int) bool {
 			var st unix.Stat_t
-			if unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
+			if failed == nil && unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
 				seen[st.Ino] = true
-				write(text, socket{pid: number, fd: fd, values: readOptions(s), groups: memberships(s, joined)})
+				noted := socket{pid: number, fd: fd, values: readOptions(s)}
+				noted.groups, failed = networks.memberships(s, n)
+				var line bytes.Buffer
+				write(&line, noted)
+				if left -= line.Len(); failed == nil && (line.Len() > maxLine || left < 0) {
+					failed = fmt.Errorf("its sockets are in too many multicast groups: leave some before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+				}
+				_, _ = text.Write(line.Bytes()) // Flush says it
 			}
 			return false
 		})
+		if failed != nil {
+			return fmt.Errorf("process %s: %w", proc.Describe(pid), failed)
+		}
 		if err != nil && !proc.Ended(err) {
 			return err
 		}
@@ -175,8 +188,8 @@ func write(w io.Writer, s socket) {
 	fmt.Fprintln(w)
 }
 
-// Sockets are what a dump has noted.
-type Sockets []socket
+// Sockets are what a dump has noted: lines, which take a tenth of the memory of what they say.
+type Sockets []string
 
 // Read reads the file of a dump, if there is one.
 func Read(dumped *image.Set) (Sockets, error) {
@@ -194,12 +207,16 @@ func Read(dumped *image.Set) (Sockets, error) {
 func parse(r io.Reader) (all Sockets, err error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
+	type descriptor struct{ pid, fd int }
+	seen, left := make(map[descriptor]bool), maxText
 	for lines.Scan() {
 		s, ok := parseSocket(strings.Fields(lines.Text()))
-		if !ok || len(all) == maxSockets {
+		of := descriptor{s.pid, s.fd}
+		if left -= len(lines.Bytes()) + 1; !ok || seen[of] || left < 0 {
 			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.SocketsName, lines.Text())
 		}
-		all = append(all, s)
+		seen[of] = true
+		all = append(all, lines.Text())
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.SocketsName, err)
@@ -229,12 +246,13 @@ func parseSocket(words []string) (s socket, ok bool) {
 			s.groups = append(s.groups, g)
 			continue
 		}
+		level, number, _ := strings.Cut(name, ".")
 		var o option
-		if _, err := fmt.Sscanf(name, "%d.%d", &o.level, &o.number); err != nil {
-			return s, false
-		}
+		var lerr, nerr error
+		o.level, lerr = strconv.Atoi(level)
+		o.number, nerr = strconv.Atoi(number)
 		value, err := hex.DecodeString(text)
-		if err != nil || options[o] == "" || len(value) == 0 || len(value) > 16 {
+		if lerr != nil || nerr != nil || err != nil || options[o] == "" || len(value) == 0 || len(value) > 16 {
 			return s, false
 		}
 		s.values[o] = value
@@ -257,27 +275,25 @@ func (all Sockets) Restore(init int, list func() ([]int, error), gate held.Gate)
 		return err
 	}
 	var failed []error
-	for _, s := range all {
+	processes, networks := held.At(gate), newNetworks()
+	for _, line := range all {
+		s, _ := parseSocket(strings.Fields(line))
 		if pid, there := inside[s.pid]; there && len(failed) < maxErrors {
-			failed = append(failed, s.restore(pid, gate)...)
+			failed = append(failed, s.restore(pid, processes, networks)...)
 		}
 	}
 	return errors.Join(failed[:min(len(failed), maxErrors)]...)
 }
 
-func (s socket) restore(pid int, gate held.Gate) (failed []error) {
+func (s socket) restore(pid int, processes *held.Processes, networks *networks) (failed []error) {
 	fd, err := proc.CopyOf(pid, s.fd)
 	if err != nil {
 		return []error{err}
 	}
 	defer unix.Close(fd)
 	set := func(o option, value []byte) error {
-		tid, err := held.Thread(pid)
-		if err != nil {
-			return err
-		}
-		return held.Lend(pid, value, func(at uint64) error {
-			return gate.Call(tid, unix.SYS_SETSOCKOPT, uint64(s.fd), uint64(o.level), uint64(o.number), at, uint64(len(value)))
+		return processes.Lend(pid, value, func(at uint64) error {
+			return processes.Call(pid, unix.SYS_SETSOCKOPT, uint64(s.fd), uint64(o.level), uint64(o.number), at, uint64(len(value)))
 		})
 	}
 	now := readOptions(fd)
@@ -289,5 +305,5 @@ func (s socket) restore(pid int, gate held.Gate) (failed []error) {
 			failed = append(failed, fmt.Errorf("socket %d of process %s has not the %s that it had: %w", s.fd, proc.Describe(pid), options[o], err))
 		}
 	}
-	return append(failed, s.join(pid, fd, set)...)
+	return append(failed, s.join(pid, fd, networks, set)...)
 }

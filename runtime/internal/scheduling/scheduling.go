@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
@@ -41,7 +42,6 @@ const (
 	bestEffortIO = 2 << ioClass           // linux/ioprio.h
 	middleIO     = bestEffortIO | 4       // what a thread has by default once it has read a file
 	ioClass      = 13                     // where the class is
-	maxThreads   = 100_000                // as in a dump
 	ofThread     = 1                      // IOPRIO_WHO_PROCESS
 	maxLine      = unix.PathMax + 10*1024 // a list of 1,024 processors
 	traits       = 0x0ffe00ff             // the bits of a personality (linux/personality.h)
@@ -186,7 +186,7 @@ func parse(r io.Reader) (all Threads, err error) {
 		if err == nil && t.policy != "" {
 			_, _, err = parsePolicy(t.policy)
 		}
-		if err != nil || n != fields || len(all) == maxThreads || t.core&^coreBits != 0 {
+		if err != nil || n != fields || len(all) == criu.MaxThreads || t.core&^coreBits != 0 {
 			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
 		}
 		if t.cpus, err = host.ParseCPUs(cpus); err != nil {

@@ -35,6 +35,9 @@ import (
 
 const (
 	byThread = 4 // SIGEV_THREAD_ID
+	// mostOthers bounds the descriptors of the machine's that are looked at, which takes a second or two:
+	// other containers may have any number of them.
+	mostOthers = 1 << 20
 	// maxVariable bounds a variable of CRIU's environment, in bytes: execve(2) takes 128 KiB.
 	maxVariable = 100 << 10
 )
@@ -64,7 +67,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	t := new(Told)
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/timers", pid))
+		text, err := proc.Text(fmt.Sprintf("/proc/%d/timers", pid))
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
@@ -119,11 +122,16 @@ func (t *Told) outside(init int, ours map[uint64]int) error {
 	if err != nil {
 		return err
 	}
+	left := mostOthers
 	for _, dir := range others {
 		pid, _ := strconv.Atoi(filepath.Base(dir))
+		files, _ := proc.CountFiles(pid, left) // of one that has ended there are none
+		if left -= files + 1; left <= 0 || len(wanted) == 0 {
+			break // CRIU refuses what is not found
+		}
 		held, err := socketsOf(pid)
 		if err != nil {
-			continue // it has ended
+			continue // it has ended, or has too many
 		}
 		for _, peer := range held {
 			for _, inode := range wanted[peer] {

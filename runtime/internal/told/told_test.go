@@ -123,6 +123,10 @@ func TestTooMuch(t *testing.T) {
 	if _, err := (&Told{compared: mostComparisons}).findFile(os.Getpid(), os.Getpid(), slot{epoll: 1 << 20}, -1); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("comparisons without end: %v", err)
 	}
+	const nobody = 1 << 30 // has no files
+	if _, err := (&Told{compared: mostComparisons}).findFile(nobody, os.Getpid(), slot{epoll: 1 << 20}, -1); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("processes without files, without end: %v", err)
+	}
 	many := &Told{inodes: slices.Repeat([]string{"4294967295"}, 20_000)}
 	if _, err := many.Environment(t.Context()); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("20,000 sockets: %v", err)

@@ -103,10 +103,10 @@ func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 	if err != nil && !proc.Ended(err) {
 		return -1, err
 	}
+	if t.compared += 1 + len(files); t.compared > mostComparisons { // a process without files takes time, too
+		return -1, fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+	}
 	for fd := range files {
-		if t.compared++; t.compared > mostComparisons {
-			return -1, fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
-		}
 		if is(fd) {
 			return fd, nil
 		}
