@@ -395,4 +395,7 @@ func (v *verifier) compareAnnotations() {
 			v.fault(fmt.Errorf("%w: annotation %s of the manifest is %q, and %s says %q", images.ErrDamaged, key, got, images.MetadataName, want[key]))
 		}
 	}
+	if _, err := layerBytes(v.manifest.Annotations); err != nil {
+		v.fault(err)
+	}
 }

@@ -5,6 +5,7 @@ package staging
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,29 @@ func TestMemoryFileDoesNotGrow(t *testing.T) {
 		}
 		if err := f.Truncate(0); err != nil {
 			t.Errorf("%s: it cannot be given up: %v", name, err)
+		}
+	}
+}
+
+// A file that is given up has nothing in it for a process that has kept it.
+func TestRemovedFileIsEmpty(t *testing.T) {
+	for name, path := range map[string]string{"memory": "", "a file": filepath.Join(t.TempDir(), "area")} {
+		b, err := NewFiller().NewFile(path, 0, HugePage)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		kept, err := unix.Dup(int(b.Handle.Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(kept)
+		if err := b.Wait(); err != nil {
+			t.Fatal(name, err)
+		}
+		b.Remove()
+		var st unix.Stat_t
+		if err := unix.Fstat(kept, &st); err != nil || st.Blocks > 0 || st.Nlink > 0 {
+			t.Errorf("%s: %d blocks and %d names are left, %v", name, st.Blocks, st.Nlink, err)
 		}
 	}
 }
