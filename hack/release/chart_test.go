@@ -443,3 +443,47 @@ func TestChartMonitoring(t *testing.T) {
 		t.Errorf("asked for %v alone", slices.Sorted(maps.Keys(asked)))
 	}
 }
+
+// The metrics container, which is asked by whoever reaches the node, sees of the node what shims leave, read-only,
+// and not containerd's socket: who reaches that is root on the node.
+func TestMetricsSeesNoSocket(t *testing.T) {
+	var set struct {
+		Spec struct {
+			Template struct {
+				Spec struct {
+					Containers []struct {
+						Name         string
+						VolumeMounts []struct {
+							Name, MountPath string
+							ReadOnly        bool
+						}
+					}
+					Volumes []struct {
+						Name     string
+						HostPath struct{ Path string }
+					}
+				}
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(render(t, "")["daemonset.yaml"]), &set); err != nil {
+		t.Fatal(err)
+	}
+	volumes := map[string]string{}
+	for _, v := range set.Spec.Template.Spec.Volumes {
+		volumes[v.Name] = v.HostPath.Path
+	}
+	sees := map[string]string{}
+	for _, c := range set.Spec.Template.Spec.Containers {
+		for _, m := range c.VolumeMounts {
+			sees[m.MountPath] = volumes[m.Name]
+			if !m.ReadOnly {
+				t.Errorf("%s writes to %s", c.Name, m.MountPath)
+			}
+		}
+	}
+	const tasks, logs = "/run/containerd/io.containerd.runtime.v2.task", "/var/log/gpuckpt"
+	if want := map[string]string{tasks: tasks, logs: logs}; !maps.Equal(sees, want) {
+		t.Errorf("it sees %v, want %v", sees, want)
+	}
+}

@@ -84,22 +84,24 @@ func TestManyMappings(t *testing.T) {
 
 // A dump of processes that share memory since a fork is refused before anything is written, where it is
 // by more than the node's limit more than the container has, or than there is room for. That of a server
-// with 16 workers is not.
+// with 16 workers is not. Files that are open and were removed are part of it.
 func TestForkedMemory(t *testing.T) {
 	shared.Configured(t, "fork_limit = 1073741824\n")
 	disk := func(t *testing.T) string { return harness.DiskDir(t) }
 	for _, test := range []struct {
-		name, mib, children string
-		dir                 func(*testing.T) string
-		says                []string // none for a checkpoint that is made
+		name string
+		args []string
+		dir  func(*testing.T) string
+		says []string // none for a checkpoint that is made
 	}{
-		{"few", "24", "16", disk, nil},
-		{"many", "64", "36", disk, []string{"the memory of its 37 processes takes 2.3", "the container takes", "fork_limit"}},
-		{"no room", "24", "2", func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "there is room for", "free some, or choose another directory"}},
+		{"few", []string{"fork", "24", "16"}, disk, nil},
+		{"many", []string{"fork", "64", "36"}, disk, []string{"the memory of its 37 processes takes 2.3", "the container takes", "fork_limit"}},
+		{"no room", []string{"fork", "24", "2"}, func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"the memory of its 3 processes takes 7", "there is room for", "free some, or choose another directory"}},
+		{"no room for removed files", []string{"remove", "50", "2"}, func(t *testing.T) string { return smallDir(t, "disk", 64) }, []string{"takes 10", "with open files that were removed", "there is room for"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
-			k, dir := greedy(t, "fork", test.mib, test.children), filepath.Join(test.dir(t), "images")
+			k, dir := greedy(t, test.args...), filepath.Join(test.dir(t), "images")
 			err := checkpointTask(t, shared, k, dir)
 			if test.says == nil {
 				if err != nil {

@@ -140,3 +140,21 @@ int run_much(int threads)
 	wait_with(0);
 	return 0;
 }
+
+// remove_much has files of so much each open, which have no name any more.
+int remove_much(int mib, int files)
+{
+	static char part[1 << 20];
+
+	memset(part, 'x', sizeof part);
+	for (int i = 0; i < files; i++) {
+		int file = open("/tmp/f", O_RDWR | O_CREAT, 0644);
+		if (file < 0 || unlink("/tmp/f"))
+			return 1;
+		for (int at = 0; at < mib; at++)
+			if (write(file, part, sizeof part) != sizeof part)
+				return 1;
+	}
+	wait_with(0);
+	return 0;
+}

@@ -139,6 +139,8 @@ int main(int argc, char **argv)
 		return open_much(atoi(rest[0]), atoi(rest[1]));
 	if (!strcmp(what, "join") && n == 2)
 		return join_much(atoi(rest[0]), atoi(rest[1]));
+	if (!strcmp(what, "remove") && n == 2)
+		return remove_much(atoi(rest[0]), atoi(rest[1]));
 	if (!strcmp(what, "threads") && n == 1)
 		return run_much(atoi(rest[0]));
 	if (!strcmp(what, "send") && n == 2)

@@ -51,13 +51,15 @@ int list_gpus(void);
 int try_gpus(void);
 
 // print_much writes that much and a line, and returns 3. fork_much has that much memory,
-// and children that inherit it; map_much has mappings of a file with a long path, and children. These
-// two do not return, or return 1.
+// and children that inherit it; map_much has mappings of a file with a long path, and children; open_much
+// has open files and children, join_much sockets in multicast groups, run_much threads, and remove_much
+// open files that were removed. They do not return, or return 1.
 int print_much(int mib);
 int fork_much(int mib, int children);
 int map_much(int mappings, int children);
 int open_much(int files, int children);
 int join_much(int sockets, int groups);
 int run_much(int threads);
+int remove_much(int mib, int files);
 
 #endif

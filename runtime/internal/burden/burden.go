@@ -8,6 +8,8 @@ package burden
 import (
 	"fmt"
 	"math"
+	"os"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/go-units"
@@ -43,7 +45,7 @@ func Refuse(init int, list func() ([]int, error), dir string, forkLimit int64) e
 		takes = memory
 	}
 	if err := refuseMemory(memory, takes, room, uint64(max(forkLimit, 0))); err != nil {
-		return fmt.Errorf("the memory of its %d processes takes %s in a dump, and %w", len(pids), size(memory), err)
+		return fmt.Errorf("the memory of its %d processes takes %s in a dump, with open files that were removed, and %w", len(pids), size(memory), err)
 	}
 	return nil
 }
@@ -128,22 +130,68 @@ func (l *limit) refuse(pids []int) error {
 	return nil
 }
 
-// dumped returns how much memory a dump of processes has at most, in bytes. CRIU writes what is a
-// process's own for each, also where pages are the same since a fork, and shared memory once.
+// dumped returns how much a dump of processes has at most, in bytes. CRIU writes what is a process's own
+// for each, also where pages are the same since a fork, and shared memory and removed files once. Removed
+// files may share what they have on the disk, and the container may have no limit for that.
 func dumped(pids []int) (bytes uint64, err error) {
-	shared := uint64(0)
+	shared, removed := uint64(0), make(map[inode]bool)
 	for _, pid := range pids {
 		status, err := proc.StatusOf(pid)
-		if proc.Ended(err) {
-			continue
+		if err == nil {
+			bytes += status.Bytes("RssAnon") + status.Bytes("VmSwap")
+			shared = max(shared, status.Bytes("RssShmem"))
+			var files uint64
+			files, err = removedFiles(pid, removed)
+			bytes += files
 		}
-		if err != nil {
+		if err != nil && !proc.Ended(err) {
 			return 0, err
 		}
-		bytes += status.Bytes("RssAnon") + status.Bytes("VmSwap")
-		shared = max(shared, status.Bytes("RssShmem"))
 	}
 	return bytes + shared, nil
+}
+
+type inode struct {
+	major, minor uint32
+	number       uint64
+}
+
+// removedFiles returns how much the files have that a process has open or mapped, no name leads to, and are
+// not known yet.
+func removedFiles(pid int, known map[inode]bool) (bytes uint64, err error) {
+	files, err := proc.Names(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return 0, err
+	}
+	segments, err := proc.SegmentDevice() // what is shared memory is known
+	if err != nil {
+		return 0, err
+	}
+	gone := func(name string) bool { return strings.HasSuffix(name, " (deleted)") }
+	look := func(at string) {
+		var st unix.Statx_t
+		// A file system that does not answer is not asked.
+		if unix.Statx(unix.AT_FDCWD, at, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_NLINK|unix.STATX_SIZE|unix.STATX_BLOCKS, &st) != nil {
+			return // it has been closed
+		}
+		if of := (inode{st.Dev_major, st.Dev_minor, st.Ino}); st.Nlink == 0 && st.Mode&unix.S_IFMT == unix.S_IFREG && unix.Mkdev(of.major, of.minor) != segments && !known[of] {
+			known[of] = true
+			bytes += min(st.Size, st.Blocks*512)
+		}
+	}
+	for _, fd := range files {
+		at := fmt.Sprintf("/proc/%d/fd/%s", pid, fd)
+		if to, _ := os.Readlink(at); gone(to) {
+			look(at)
+		}
+	}
+	_, err = proc.Maps(pid, func(m *proc.Mapping) bool {
+		if m.Inode > 0 && gone(m.Path) {
+			look(m.File(pid))
+		}
+		return false
+	})
+	return bytes, err
 }
 
 func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }

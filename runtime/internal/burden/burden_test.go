@@ -6,6 +6,7 @@ package burden
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -55,5 +56,54 @@ func TestRefuseMemory(t *testing.T) {
 		if err := refuseMemory(test.memory, test.takes, test.room, test.limit); !errors.Is(err, test.refused) {
 			t.Errorf("%s: error %v, want %v", name, err, test.refused)
 		}
+	}
+}
+
+// A file that was removed is dumped, once, by whichever descriptor or mapping a process has it; one that has
+// a name is not, nor is memory.
+func TestRemovedFiles(t *testing.T) {
+	const size = 8 << 20
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	of := func() uint64 {
+		t.Helper()
+		bytes, err := removedFiles(os.Getpid(), make(map[inode]bool))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	before := of()
+	if err := os.Remove(f.Name()); err != nil {
+		t.Fatal(err)
+	}
+	if now := of() - before; now != size {
+		t.Errorf("a removed file of %d bytes takes %d", size, now)
+	}
+	mapped, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(mapped)
+	if now := of() - before; now != size {
+		t.Errorf("mapped, too, it takes %d", now)
+	}
+	f.Close()
+	memory, err := unix.MemfdCreate("memory", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(memory)
+	if err := unix.Fallocate(memory, 0, 0, size); err != nil {
+		t.Fatal(err)
+	}
+	if now := of() - before; now != size {
+		t.Errorf("mapped alone it takes %d", now)
 	}
 }

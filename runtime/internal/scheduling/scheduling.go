@@ -72,7 +72,12 @@ func Save(dir string, list func() ([]int, error)) error {
 	if err != nil {
 		return err
 	}
-	var text strings.Builder
+	f, err := os.OpenFile(filepath.Join(dir, FileName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	text, lines := bufio.NewWriter(f), 0 // a container may have a hundred thousand threads
 	for _, pid := range pids {
 		all := host.CPUSet(pid)
 		tids, err := proc.Threads(pid)
@@ -94,13 +99,14 @@ func Save(dir string, list func() ([]int, error)) error {
 			if err != nil {
 				continue // a thread that has ended
 			}
-			fmt.Fprintf(&text, "%d\t%s\t%d\t%d\t%d\t%t\t%s\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge, cmp.Or(t.policy, noPolicy), t.core)
+			lines++
+			fmt.Fprintf(text, "%d\t%s\t%d\t%d\t%d\t%t\t%s\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge, cmp.Or(t.policy, noPolicy), t.core)
 		}
 	}
-	if text.Len() == 0 {
-		return nil
+	if lines == 0 {
+		return os.Remove(f.Name())
 	}
-	return os.WriteFile(filepath.Join(dir, FileName), []byte(text.String()), 0o600)
+	return errors.Join(text.Flush(), f.Close())
 }
 
 // look returns what is not the default of a thread. all is what its cgroup lets it run on.

@@ -76,6 +76,9 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 				if has, err = t.findFile(other, pid, s, -1); err != nil {
 					return err
 				}
+				if has >= 0 && len(t.hidden) > maxVariable/4 { // more than CRIU can be told of
+					return tooMany()
+				}
 				if has >= 0 {
 					w.other, w.fd = number, has
 					t.watched = append(t.watched, w)
@@ -104,7 +107,7 @@ func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 		return -1, err
 	}
 	if t.compared += 1 + len(files); t.compared > mostComparisons { // a process without files takes time, too
-		return -1, fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+		return -1, tooMany()
 	}
 	for fd := range files {
 		if is(fd) {
@@ -112,6 +115,10 @@ func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 		}
 	}
 	return -1, nil
+}
+
+func tooMany() error {
+	return fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
 }
 
 func saveWatches(dir string, all []watch) error {
