@@ -86,7 +86,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		}
 	}
 	if len(ours) > 0 {
-		err = t.outside(init, ours)
+		err = t.outside(init, ours, mostOthers)
 	}
 	return t, err
 }
@@ -103,8 +103,9 @@ func socketsOf(pid int) (inodes []uint64, err error) {
 }
 
 // outside finds those of the container's sockets whose other ends other processes have. An end that
-// nobody has is on its way through a socket, and CRIU finds it there.
-func (t *Told) outside(init int, ours map[uint64]int) error {
+// nobody has is on its way through a socket, and CRIU finds it there. left is how many descriptors and
+// processes of the machine are looked at.
+func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 	peers, err := host.UnixPeers(fmt.Sprintf("/proc/%d/ns/net", init))
 	if err != nil {
 		return err
@@ -122,7 +123,6 @@ func (t *Told) outside(init int, ours map[uint64]int) error {
 	if err != nil {
 		return err
 	}
-	left := mostOthers
 	for _, dir := range others {
 		pid, _ := strconv.Atoi(filepath.Base(dir))
 		files, _ := proc.CountFiles(pid, left) // of one that has ended there are none
