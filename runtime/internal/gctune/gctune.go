@@ -19,6 +19,9 @@ const (
 	// percent is GOGC meanwhile. The heap is collected after 16 MB, and grows to 5 times what is in
 	// use at most. The bounds of images (criu/image) bound that.
 	percent = 400
+	// most is when garbage is collected at the latest, in bytes. A container with very many files or threads has
+	// the shim read much of /proc.
+	most = 48 << 20
 	// lasts is longer than small operations take, and than the time from a Create to its Start. GOGC
 	// would be changed back in between, which has the heap collected. A long operation has no hurry.
 	lasts = 30 * time.Second
@@ -39,6 +42,7 @@ func Begin() {
 	}
 	if over == nil {
 		before = debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(most)
 	}
 	var own *time.Timer
 	own = time.AfterFunc(lasts, func() {

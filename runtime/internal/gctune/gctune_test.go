@@ -19,14 +19,15 @@ func percentNow() int {
 // A burst changes GOGC until it is over, and is over once after the last Begin.
 func TestBegin(t *testing.T) {
 	defer debug.SetGCPercent(debug.SetGCPercent(40))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
 			Begin()
 			time.Sleep(lasts - time.Second)
 			Begin()
 			time.Sleep(lasts - time.Second)
-			if now := percentNow(); now != percent {
-				t.Errorf("GOGC is %d in a burst", now)
+			if now := percentNow(); now != percent || debug.SetMemoryLimit(-1) != most {
+				t.Errorf("GOGC is %d in a burst, and the limit %d", now, debug.SetMemoryLimit(-1))
 			}
 			time.Sleep(2 * time.Second)
 			synctest.Wait()
