@@ -136,6 +136,7 @@ func TestGreedyNeighbours(t *testing.T) {
 			results.Add(t)
 			k, dir := greedy(t, test.args...), filepath.Join(harness.DiskDir(t), "images")
 			other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other"}, "plain")
+			other.Expect(t, "count", "101")
 			began, otherTook := time.Now(), make(chan time.Duration, 1)
 			go func() { // whose owner has nothing to do with it
 				if err := checkpointTask(t, shared, other, t.TempDir()); err != nil {
