@@ -69,13 +69,13 @@ func parsePolicy(text string) (mode uint64, nodes []byte, err error) {
 	return mode | bit, nodes, nil
 }
 
-// setPolicy has a thread set a memory policy.
-func setPolicy(tid int, text string, gate held.Gate) error {
+// setPolicy has a thread of a process set a memory policy.
+func setPolicy(pid, tid int, text string, processes *held.Processes, gate held.Gate) error {
 	mode, nodes, err := parsePolicy(text)
 	if err != nil {
 		return err
 	}
-	return held.Lend(tid, nodes, func(at uint64) error {
+	return processes.Lend(pid, nodes, func(at uint64) error {
 		return gate.Call(tid, unix.SYS_SET_MEMPOLICY, mode, at, mostNodes)
 	})
 }

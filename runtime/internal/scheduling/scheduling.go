@@ -220,6 +220,7 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 		return err
 	}
 	inside := make(map[int]int)
+	process, processes := make(map[int]int), held.At(gate)
 	cpus := make(map[int]*unix.CPUSet)
 	for _, pid := range pids {
 		tids, err := proc.Threads(pid)
@@ -235,7 +236,7 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 			if err != nil {
 				return err
 			}
-			inside[n], cpus[tid] = tid, host.CPUSet(pid)
+			inside[n], process[tid], cpus[tid] = tid, pid, host.CPUSet(pid)
 		}
 	}
 	var failed []error
@@ -265,7 +266,7 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 			}
 		}
 		if t.policy != "" {
-			if err := setPolicy(tid, t.policy, gate); err != nil {
+			if err := setPolicy(process[tid], tid, t.policy, processes, gate); err != nil {
 				failed = append(failed, fmt.Errorf("thread %d has the default memory policy and not %s: %w", t.tid, t.policy, err))
 			}
 		}
