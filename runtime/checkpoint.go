@@ -158,7 +158,7 @@ type checkpointing struct {
 // that is to end stays frozen until its checkpoint is complete. After an error it runs on, or is
 // paused as it was, and nothing of the checkpoint is left.
 func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
-	if k.c.pid > 0 && !k.c.paused { // else runc refuses it, or its pause has told the program
+	if k.c.pid > 0 && !k.c.paused && k.c.hears(false) { // else runc refuses it, or its pause has told the program
 		if k.told, err = readHooks(k.c, k.read); err != nil {
 			return err
 		}

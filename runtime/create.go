@@ -49,14 +49,16 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		return resp, nil
 	}
 	if k.fallsBack(ctx) {
-		log.G(ctx).WithError(err).Warn("the image is not restored here: the container starts afresh")
-		s.announce.Afresh(ctx, r.ID, began, err)
+		why := err
 		k.c.restore.close()
 		k.c.gpu.Forget()
-		k = &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, afresh: true}
+		k = &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: true, afresh: true}
 		if resp, err = k.run(ctx); err == nil {
+			log.G(ctx).WithError(why).Warn("the image is not restored here: the container starts afresh")
+			s.announce.Afresh(ctx, r.ID, began, why)
 			return resp, nil
 		}
+		err = fmt.Errorf("%w; nor does it start afresh: %w", why, err)
 	}
 	if k.restores {
 		s.announce.Over(ctx, "restore", r.ID, began, 0, nil, err)
@@ -82,9 +84,14 @@ type creating struct {
 	afresh   bool // it is not restored, though its image is a checkpoint
 }
 
-// fallsBack reports whether a restore that was refused is one of a container that then starts afresh.
+// fallsBack reports whether a restore that was refused is one of a container that then starts afresh. What is
+// wrong with the node's file is no reason to.
 func (k *creating) fallsBack(ctx context.Context) bool {
-	return k.restores && !k.fits && k.r.Checkpoint == "" && config.PrefersRestore(k.c.annotations) && ctx.Err() == nil
+	if !k.restores || k.fits || k.r.Checkpoint != "" || !config.PrefersRestore(k.c.annotations) || ctx.Err() != nil {
+		return false
+	}
+	_, err := k.c.config()
+	return err == nil
 }
 
 // run takes the steps. Nothing of the container exists before the last one.

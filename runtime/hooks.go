@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
@@ -17,6 +18,12 @@ import (
 // program returns the container's program, which its hooks tell of checkpoints and restores.
 func program(s *Service, c *container) hooks.Program {
 	return hooks.Container{Task: s.TTRPCTaskService, ID: c.id, Bundle: c.bundle}
+}
+
+// hears reports whether the program is told of checkpoints. The containers of a pod have its annotations
+// alike, so there those are that use a GPU.
+func (c *container) hears(gpu bool) bool {
+	return gpu || c.annotations[annotations.CRISandboxID] == ""
 }
 
 // readHooks reads the hooks of a container, which take as long as the node lets them.

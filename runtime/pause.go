@@ -46,10 +46,12 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	k := &pausing{s: s, c: c, read: config.For(c.annotations)}
 	if !c.paused {
 		beginAnyway(ctx, c, k.read, "pause")
-	}
-	if !c.paused {
-		k.tell(ctx)
-		if candidates, err := c.candidates(); err == nil && len(candidates) > 0 {
+		candidates, err := c.candidates()
+		gpu := err == nil && len(candidates) > 0
+		if c.hears(gpu) {
+			k.tell(ctx)
+		}
+		if gpu {
 			k.drainExecs(ctx)
 		}
 	}

@@ -230,9 +230,13 @@ func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *r
 	if err != nil {
 		return nil, err
 	}
-	if err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
-		err = fmt.Errorf("the container runs, but its image is not kept: %w", err)
-		return nil, err
+	err = i.Finish()              //nolint:contextcheck // Begin got it
+	if err != nil && from.Local { // the next restore unpacks it
+		from.Progress.Begin("unpack", 0).Note(fmt.Sprintf("the container runs, but its image is not unpacked: %v", err))
+		return task, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the container runs, but its image is not kept: %w", err)
 	}
 	return task, nil
 }

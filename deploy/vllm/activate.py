@@ -28,7 +28,7 @@ def main():
     args = parser.parse_args()
 
     def write(name, value):
-        new = args.dir.parent / f".{args.dir.name}-{name}"  # vLLM refuses what it does not know in its directory
+        new = args.dir / f".{name}"
         new.write_text(json.dumps(value))
         os.replace(new, args.dir / name)
 
@@ -43,6 +43,11 @@ def main():
                     return value
             time.sleep(0.02)
 
+    try:
+        if json.loads((args.dir / "status.json").read_text())["phase"] == "validated":
+            return  # it was activated before it was checkpointed
+    except FileNotFoundError:
+        pass
     activation = {
         "version": 1,
         "capture_id": read("capture-ready.json")["capture_id"],

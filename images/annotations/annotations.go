@@ -101,6 +101,8 @@ const (
 	// CRIImageName is where containerd's CRI service writes the name of the image.
 	// Other clients write it nowhere that a shim can see.
 	CRIImageName = "io.kubernetes.cri.image-name"
+	// CRISandboxID is on each container of a pod.
+	CRISandboxID = "io.kubernetes.cri.sandbox-id"
 	// Base and BaseDigest name the base image (OCI image specification).
 	Base       = "org.opencontainers.image.base.name"
 	BaseDigest = "org.opencontainers.image.base.digest"

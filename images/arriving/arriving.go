@@ -103,7 +103,10 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	if err := i.claim(); err != nil {
 		return nil, err
 	}
-	return i, i.begin() //nolint:contextcheck // i.ctx is made of it
+	if err := i.begin(); err != nil { //nolint:contextcheck // i.ctx is made of it
+		return nil, cmp.Or(context.Cause(i.ctx), err) // a layer's, which has ended all else
+	}
+	return i, nil
 }
 
 // plan sorts the layers.
@@ -204,7 +207,7 @@ func (i *Image) begin() error {
 	}
 	i.group.Go(func() error { return i.fetchAll(stored, gpu) })
 	if err := group.Wait(); err != nil {
-		return cmp.Or(context.Cause(i.ctx), err) // which is that of a layer
+		return err
 	}
 	if err := i.keepAll(); err != nil {
 		return err
@@ -285,7 +288,8 @@ func (i *Image) label(d digest.Digest, labels map[string]string) error {
 	return nil
 }
 
-// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked.
+// Finish waits until all of the image has arrived, and makes it an image of containerd, unpacked. One that
+// came from a content store has its name already, or has lost it meanwhile.
 func (i *Image) Finish() error {
 	if err := i.finish(); err != nil {
 		return fmt.Errorf("fetch %s: %w", i.src.Ref, err)
@@ -315,17 +319,19 @@ func (i *Image) finish() error {
 	if err := i.label(i.image.Config.Digest, map[string]string{"containerd.io/gc.ref.snapshot." + i.name: top}); err != nil {
 		return err
 	}
-	if err := localstore.Tag(ctx, i.c, i.src.Ref, i.src.Image); err != nil {
-		return err
+	if !i.src.Local {
+		if err := localstore.Tag(ctx, i.c, i.src.Ref, i.src.Image); err != nil {
+			return err
+		}
 	}
 	return i.end(true)
 }
 
-// Close ends what is under way. What has arrived stays for the next Begin.
+// Close ends what is under way. What has arrived from a registry stays for the next Begin.
 func (i *Image) Close() error {
 	i.cancel()
 	_ = i.group.Wait() // Finish has its error, and so has the restore
-	err := errors.Join(i.feed.Close(), i.end(false))
+	err := errors.Join(i.feed.Close(), i.end(i.src.Local))
 	if i.letGo != nil {
 		err = errors.Join(err, i.letGo())
 	}

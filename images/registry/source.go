@@ -30,6 +30,8 @@ type Source struct {
 	// Ref is the image's name, and Image the manifest, or index, that it had.
 	Ref   string
 	Image ocispec.Descriptor
+	// Local is set if it is in a content store already.
+	Local bool
 
 	slots *semaphore.Weighted
 }
@@ -60,11 +62,11 @@ func Open(ctx context.Context, ref, step string, options Options) (_ *Source, er
 	return s, nil
 }
 
-// Local is an image in a content store, whose blobs are read as a registry's are, but once.
+// Local returns an image in a content store, whose blobs are read as a registry's are, but once.
 func Local(store content.Provider, ref string, image ocispec.Descriptor, step string, options Options) *Source {
 	options.Attempts = 1
 	s := newSource(ref, step, options.defaults())
-	s.Image, s.documents.fetcher = image, stored{store}
+	s.Image, s.Local, s.documents.fetcher = image, true, stored{store}
 	return s
 }
 

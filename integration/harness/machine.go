@@ -49,7 +49,7 @@ func (c *Containerd) startMachine() error {
 	}
 	config := c.InMachine("/etc/containerd/config.toml")
 	err := errors.Join(
-		os.RemoveAll(c.InMachine("/etc/gpuckpt")), os.RemoveAll(filepath.Dir(config)), os.MkdirAll(filepath.Dir(config), 0o755),
+		os.RemoveAll(c.InMachine("/etc/gpuckpt")), os.RemoveAll(c.InMachine("/etc/cdi")), os.RemoveAll(filepath.Dir(config)), os.MkdirAll(filepath.Dir(config), 0o755),
 		os.MkdirAll(c.InMachine("/usr/local/bin"), 0o755),
 		os.Symlink(config, c.home.config()), os.Symlink(c.home.socket(), c.InMachine(containerdRun+"/containerd.sock")),
 	)

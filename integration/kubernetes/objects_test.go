@@ -146,7 +146,8 @@ func (k objects) counts(t *testing.T, at, of *node.Node, want bool) {
 	})
 }
 
-// The key of a node that joins later counts without a person's doing (TestJourney has it restore). The keys of one that is gone count for a time, and no more then.
+// The key of a node that joins later counts without a person's doing (TestJourney has it restore). The keys
+// of a node that is gone count for a time, and no more then.
 func (k objects) testTrust(t *testing.T, trusts func(name string) string) {
 	const name = "gpuckpt-node-3"
 	third := own(t, node.Options{Join: k.n, Name: name, KubeletAsks: true, ShimConfig: trusts(name)})

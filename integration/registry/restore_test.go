@@ -7,14 +7,22 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -106,4 +114,67 @@ func TestRestoreTerminal(t *testing.T) {
 	if text, err := os.ReadFile(log); err != nil || !strings.Contains(string(text), "102") {
 		t.Errorf("the terminal's log is %q, %v", text, err)
 	}
+}
+
+// An image that is not unpacked is restored while it is: by two at once. One of which a layer is missing leaves
+// nothing.
+func TestRestoreUnpacks(t *testing.T) {
+	results.Add(t)
+	c := session.Own(t, harness.Options{})
+	k := c.Work(t, harness.RunSpec{OwnNetwork: true, GPUs: []int{0}}, "pattern", "--bytes", "104857600", "--seed", "7")
+	const ref = "gpuckpt.test/unpacks:1"
+	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+	k.MustRemove(t)
+	image, err := c.Client().GetImage(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unpacked := func(want bool) {
+		t.Helper()
+		if is, err := image.IsUnpacked(t.Context(), c.Snapshotter()); is != want || err != nil {
+			t.Errorf("the image is unpacked: %t, %v", is, err)
+		}
+	}
+	args := func(name string) []string {
+		return []string{"restore", ref, "--name", name, "--gpus", "0", "--cdi-spec-dirs", cdiSpec(t, c), "--snapshotter", c.Snapshotter()}
+	}
+	m, err := cimages.Manifest(t.Context(), c.Client().ContentStore(), image.Target(), platforms.Default())
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == oci.LayerGPU })
+	layer := filepath.Join(c.Dir(), "root", "io.containerd.content.v1.content", "blobs", "sha256", m.Layers[of].Digest.Encoded())
+	if err := os.Rename(layer, layer+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	fails(t, c, nil, []string{"restore " + ref, filepath.Base(layer)}, args("missing")...)
+	if _, err := c.Client().LoadContainer(t.Context(), "missing"); !errdefs.IsNotFound(err) {
+		t.Errorf("of the container is left: %v", err)
+	}
+	if err := os.Rename(layer+".gone", layer); err != nil {
+		t.Fatal(err)
+	}
+	unpacked(false)
+
+	var said [2]strings.Builder
+	var both []*exec.Cmd
+	for i := range said {
+		cmd := command(t.Context(), t, c, nil, args(strconv.Itoa(i))...)
+		cmd.Stderr = &said[i]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, cmd)
+	}
+	for i, cmd := range both {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("restore %d: %v: %s", i, err, said[i].String())
+			continue
+		}
+		adopt(t, c, strconv.Itoa(i), 0).MustRemove(t)
+	}
+	if all := said[0].String() + said[1].String(); !strings.Contains(all, "unpack") {
+		t.Errorf("neither says that it has unpacked the image: %s", all)
+	}
+	unpacked(true)
 }

@@ -4,8 +4,10 @@
 package workloads
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -64,6 +66,27 @@ func TestStartupCapture(t *testing.T) {
 			seen[who[1]] = true
 		}
 	}
+	// One that was activated is so in a checkpoint of it too.
+	was, err := k.Ask(t.Context(), "who")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := "checkpoint.test/" + k.ID + ":2"
+	if err := shared.Gpuckpt(t.Context(), &answer, "checkpoint", k.ID, "--image", again); err != nil {
+		t.Fatal(err)
+	}
+	forgetAtEnd(t, again)
+	spec := waiting(t, again, "three")
+	spec.Port = k.Port
+	k.MustRemove(t)
+	r, err := shared.Run(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.RemoveAtEnd(t)
+	if is, err := r.Ask(t.Context(), "who"); is != was {
+		t.Errorf("after another checkpoint it answers %q, %v, and did %q", is, err, was)
+	}
 }
 
 // A restored server that does not prove itself ends with its own words.
@@ -93,7 +116,7 @@ func waiting(t *testing.T, image, name string) harness.RunSpec {
 	if err != nil {
 		t.Fatal(err)
 	}
-	script, err := filepath.Abs("../../deploy/vllm/activate.py")
+	script, err := filepath.Abs(filepath.Join(cmp.Or(os.Getenv("GPUCKPT_SOURCE"), "../.."), "deploy/vllm/activate.py")) // of a bundle, or the tree
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	})
 }
 
-// Arrive is arriving.Begin for an image in a registry, or for one that is not plain arriving.ErrWhole.
+// Arrive is arriving.Begin. The error is arriving.ErrWhole for an image that is encrypted.
 func Arrive(ctx context.Context, c *client.Client, from *registry.Source, snapshotter string) (*arriving.Image, error) {
 	m, err := crypt.Manifest(ctx, from, from.Image)
 	if err != nil {
