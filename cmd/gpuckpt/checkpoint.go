@@ -141,7 +141,7 @@ push" does. If that fails, the image stays in containerd.`,
 	f := c.Flags()
 	p.flags(c)
 	f.StringVarP(&p.image, "image", "i", "", "name of the image, example.com/job:1 (default: that of --push)")
-	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, in one cut, or those that are named")
+	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, or the named ones, in one cut")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.StringVar(&o.WaitFor, "wait-for", "", "begin once this path is there in the container, /run/ready")
 	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image too, which saves time at a restore on this node")

@@ -65,7 +65,7 @@ func (d *differences) of(id string) []string {
 	}
 }
 
-// words says it to a person, a line each.
+// differentWords returns it for a person, a line each.
 func differentWords(all []string) string {
 	var words strings.Builder
 	for _, d := range all {

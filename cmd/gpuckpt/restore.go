@@ -83,7 +83,7 @@ DIR"), which has no files of the container: they come from the image --base.
 
 With --pull, an image that containerd lacks comes from its registry. The restore begins
 when CRIU's images are there, and GPU state streams in behind. Then containerd has the
-image, unpacked. So does an image of containerd that is not unpacked.
+image, unpacked. An image of containerd that is not unpacked is restored while it is unpacked.
 
 Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
 network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,

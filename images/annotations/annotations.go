@@ -79,7 +79,7 @@ const (
 	Driver = "dev.gpuckpt.driver"
 	// CUDA is the newest CUDA version of that driver.
 	CUDA = "dev.gpuckpt.cuda"
-	// GPUCount is the number of GPUs; of a node, of those that can be used.
+	// GPUCount is the number of GPUs; as a label of a node, of its usable GPUs.
 	GPUCount = "dev.gpuckpt.gpu.count"
 	// GPUModels are their models, sorted, each once, with a comma and a space between.
 	GPUModels = "dev.gpuckpt.gpu.models"

@@ -126,8 +126,8 @@ type Restore struct {
 	// Keys are files, or directories, with the public keys that this node trusts besides its own. The
 	// agent keeps the second directory.
 	Keys []string `toml:"keys"`
-	// Images are those that may be restored: patterns of their names, and digests of manifests
-	// (sha256:…). Empty: all.
+	// Images are patterns of names, and digests of manifests (sha256:…). A node restores only images
+	// that one of them fits. Empty: all.
 	Images []string `toml:"images"`
 }
 
