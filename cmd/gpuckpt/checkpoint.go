@@ -242,6 +242,10 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 	if p.to == "" {
 		return nil
 	}
+	client, err := dial()
+	if err != nil {
+		return err
+	}
 	p.Progress = o.Progress
 	var failed []error
 	for i, m := range made {
@@ -249,7 +253,9 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 		if p.ahead != nil {
 			p.Ahead = p.ahead[i]
 		}
-		if err := sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options); err != nil {
+		if err := localstore.Outlast(ctx, client, func() error {
+			return sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options)
+		}); err != nil {
 			made[i].PushError = err.Error()
 			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `gpuckpt image push %s %s` sends it", err, m.Image, m.Image, a.Image))
 			continue

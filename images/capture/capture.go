@@ -106,8 +106,8 @@ func (r *run) pause(ctx context.Context) error {
 	}
 	r.pausedAt = time.Now()
 	if err := r.task.Pause(ctx); err != nil {
-		// When it was this client that gave up, the container may be paused all the same.
-		if ctx.Err() == nil {
+		// When this client gave up, or the answer was lost, the container may be paused all the same.
+		if ctx.Err() == nil && !errdefs.IsUnavailable(err) {
 			r.pausedAt = time.Time{}
 		}
 		return errors.Join(fmt.Errorf("pause it: %w", err), r.resume(context.WithoutCancel(ctx)))
@@ -122,7 +122,7 @@ func (r *run) resume(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
-	if err := r.task.Resume(ctx); err != nil {
+	if err := localstore.Outlast(ctx, r.client, func() error { return r.task.Resume(ctx) }); err != nil {
 		return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
 	}
 	r.unpaused()
@@ -150,8 +150,11 @@ func (r *run) build(ctx context.Context) (err error) {
 	} else {
 		r.Progress.Begin("image", 0).Note(fmt.Sprintf("layers go through containerd's socket, which takes longer: %v", err))
 	}
-	built, err := oci.Build(ctx, store, r.Build)
-	if err != nil {
+	var built *oci.Result
+	if err := localstore.Outlast(ctx, r.client, func() (err error) {
+		built, err = oci.Build(ctx, store, r.Build)
+		return err
+	}); err != nil {
 		return err
 	}
 	r.manifest = built.Manifest
@@ -163,6 +166,10 @@ func (r *run) build(ctx context.Context) (err error) {
 func (r *run) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 	defer cancel()
+	return localstore.Outlast(ctx, r.client, func() error { return r.end(ctx) })
+}
+
+func (r *run) end(ctx context.Context) error {
 	exit, err := r.task.Wait(ctx)
 	if err != nil {
 		return err

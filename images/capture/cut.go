@@ -193,7 +193,7 @@ func (all cut) take(ctx context.Context) (err error) {
 		if !r.Unpack {
 			continue
 		}
-		if err := r.unpack(ctx); err != nil {
+		if err := localstore.Outlast(ctx, r.client, func() error { return r.unpack(ctx) }); err != nil {
 			return fmt.Errorf("%s complete, but: %w", all.images(), r.failed(err))
 		}
 	}
@@ -242,7 +242,7 @@ func (all cut) dump(ctx context.Context, giveUp func()) error {
 // tag names the images, all or none.
 func (all cut) tag(ctx context.Context) error {
 	for i, r := range all {
-		err := r.failed(localstore.Tag(ctx, r.client, r.Image, r.manifest))
+		err := r.failed(localstore.Outlast(ctx, r.client, func() error { return localstore.Tag(ctx, r.client, r.Image, r.manifest) }))
 		if err == nil {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 
@@ -39,12 +40,16 @@ func (d *runningDump) wait() error {
 	return d.err
 }
 
-// wait waits for the dump of dump. Its error is nil where there is none.
+// wait waits for the dump of dump. Its error is nil where there is none, and where the answer was lost with a
+// containerd that was restarted: what the shim is asked next tells.
 func (r *run) wait() error {
 	if r.dumped == nil {
 		return nil
 	}
 	err := r.dumped.wait()
+	if errdefs.IsUnavailable(err) {
+		err = nil
+	}
 	r.result.DumpSeconds = time.Since(r.dumped.began).Seconds()
 	return err
 }

@@ -57,7 +57,34 @@ func Lease(ctx context.Context, c *client.Client) (_ context.Context, release fu
 	if err != nil {
 		return nil, nil, fmt.Errorf("keep containerd from collecting the image: %w", err)
 	}
-	return leased, func() error { return end(context.WithoutCancel(leased)) }, nil
+	return leased, func() error {
+		last := context.WithoutCancel(leased)
+		return Outlast(last, c, func() error {
+			if err := end(last); !errdefs.IsNotFound(err) {
+				return err
+			}
+			return nil
+		})
+	}, nil
+}
+
+// restart is how long a containerd may be away that is restarted.
+const restart = time.Minute
+
+// Outlast asks containerd for something, and once more if containerd was restarted meanwhile. What is asked
+// for must be the same when it is done twice. The error is that of the last time.
+func Outlast(ctx context.Context, c *client.Client, ask func() error) error {
+	err := ask()
+	// A stream that breaks while it is written to says EOF alone, as text.
+	if away := errdefs.IsUnavailable(err) || errdefs.IsUnknown(err) && strings.HasSuffix(err.Error(), "EOF"); !away || ctx.Err() != nil {
+		return err
+	}
+	back, cancel := context.WithTimeout(ctx, restart)
+	defer cancel()
+	if serving, gone := c.IsServing(back); !serving {
+		return errors.Join(err, gone)
+	}
+	return ask()
 }
 
 // CheckName refuses what is not an image's full name, by which nobody would find it.

@@ -10,13 +10,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -191,6 +196,64 @@ func TestInterruptedCheckpoint(t *testing.T) {
 	}
 	unharmed(t, c, k, ref, c.Dumps())
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+}
+
+// containerd is restarted: at the begin of a dump, which fails, if it was under way, and the container runs on; while
+// the image is made and the GPU is given back, and all is done when containerd is there again.
+func TestContainerdRestarted(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be slow on demand")
+	}
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
+	take := func(ref string, leaveRunning bool, meanwhile func()) error {
+		own, err := client.New(c.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer own.Close()
+		_, err = capture.Containers(namespaces.WithNamespace(t.Context(), c.Namespace()), own,
+			[]capture.Target{{ID: k.ID, Image: ref, Made: func(ocispec.Descriptor) { meanwhile() }}},
+			capture.Options{Dir: c.Dumps(), LeaveRunning: leaveRunning})
+		return err
+	}
+	restart := func() {
+		if err := c.Restart(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+
+	undo := c.SoftwareGPU(t, "checkpoint_delay_ms=5000")
+	const dumped = "gpuckpt.test/job:dump"
+	answered := make(chan error)
+	go func() { answered <- take(dumped, true, func() {}) }()
+	for status, err := k.Status(t.Context()); err != nil || status != client.Paused; status, err = k.Status(t.Context()) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	restart()
+	undo()
+	switch err := <-answered; {
+	case err == nil: // it was asked for when containerd was there again
+		k.Expect(t, "verify", "bad=0")
+		gpuckpt(t, c, "image", "verify", dumped)
+	case errdefs.IsUnavailable(err):
+		unharmed(t, c, k, dumped, c.Dumps())
+	default:
+		t.Errorf("in the dump: %v", err)
+	}
+
+	undo = c.SoftwareGPU(t, "restore_delay_ms=2000")
+	for _, leaveRunning := range []bool{true, false} {
+		ref := fmt.Sprintf("gpuckpt.test/job:%t", leaveRunning)
+		if err := take(ref, leaveRunning, sync.OnceFunc(restart)); err != nil {
+			t.Errorf("where it runs on: %t: %v", leaveRunning, err)
+		}
+		if leaveRunning {
+			k.Expect(t, "verify", "bad=0")
+			undo()
+		}
+		gpuckpt(t, c, "image", "verify", ref)
+	}
 }
 
 // A container that was paused stays so, and an image keeps its name: no checkpoint takes it, nor
