@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
+	"golang.org/x/sync/errgroup"
 	"lukechampine.com/blake3"
 )
 
@@ -267,15 +268,21 @@ func checkSeal(data []byte) error {
 	return nil
 }
 
-// flush writes the plain files of a directory to the disk: CRIU does not.
+// flush writes the plain files of a directory to the disk: CRIU does not. Small files that are flushed at the
+// same time share what the disk does for each.
 func flush(dir string) error {
 	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.SetLimit(16)
 	for _, e := range entries {
-		if err == nil && e.Type().IsRegular() {
-			err = flushFile(filepath.Join(dir, e.Name()))
+		if e.Type().IsRegular() {
+			group.Go(func() error { return flushFile(filepath.Join(dir, e.Name())) })
 		}
 	}
-	return err
+	return group.Wait()
 }
 
 func flushFile(name string) error {
