@@ -574,14 +574,15 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err := openfiles.Save(images, criu.Open(images).Set, c.pid, c.pids); err != nil {
 		return err
 	}
-	if err := c.noteDifferent(ctx, images, len(tell.Closed)); err != nil {
+	lacks, err := scheduling.Save(images, c.pids)
+	if err != nil {
 		return err
 	}
-	return scheduling.Save(images, c.pids)
+	return c.noteDifferent(ctx, images, len(tell.Closed), lacks)
 }
 
 // noteDifferent notes what of a container whose dump is made comes back different.
-func (c *container) noteDifferent(ctx context.Context, dir string, closed int) (err error) {
+func (c *container) noteDifferent(ctx context.Context, dir string, closed int, lacks []string) (err error) {
 	c.different = nil
 	if c.pid == 0 {
 		return nil
@@ -589,6 +590,7 @@ func (c *container) noteDifferent(ctx context.Context, dir string, closed int) (
 	if c.different, err = different.Look(criu.Open(dir).Set, c.pid, c.pids); err != nil { // it reads what the restore will
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
+	c.different = append(c.different, lacks...)
 	if closed > 0 {
 		c.different = append(c.different, fmt.Sprintf("%d Unix sockets that are connected to programs outside: closed", closed))
 	}

@@ -4,12 +4,10 @@
 package guard
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path"
+	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ghostfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ghost-file"
@@ -53,14 +51,8 @@ func goneNames(spec *specs.Spec, dumped *image.Set, rootfs string) (map[uint32]s
 		if !ok || r == nil || !gone {
 			return nil
 		}
-		name, err := places.freeDir(path.Dir(r.GetName()))
-		if err != nil {
-			return err
-		}
-		if name = path.Join(name, path.Base(r.GetName())); is {
-			name, err = places.free(name)
-		}
-		if name != r.GetName() {
+		name, err := places.free(r.GetName(), is)
+		if err == nil && name != r.GetName() {
 			names[r.GetId()] = name
 		}
 		return err
@@ -82,54 +74,61 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 	return is, err
 }
 
-// free returns a name that nothing has: the name itself, or one like it.
-func (p *paths) free(name string) (string, error) {
-	for {
-		st, known, err := p.lstat(name)
-		if err != nil || known && st == nil {
-			return name, err
+// free returns a name for what is made anew: the name itself, or one like it where something else has the name
+// of a directory on the way, so that none can be made below it. Nothing may have the name of a directory itself.
+// Each part of a path is looked at once: a tenant's has up to two thousand.
+func (p *paths) free(name string, isDir bool) (string, error) {
+	if !path.IsAbs(name) || path.Clean(name) != name {
+		return name, nil // which is refused later
+	}
+	dir, err := openDir(unix.AT_FDCWD, p.rootfs, 0)
+	defer func() { closeDir(dir) }()
+	above, last := path.Split(name)
+	at := make([]byte, 0, len(name)+len(removedSuffix))
+	for part := range strings.FieldsFuncSeq(above, func(r rune) bool { return r == '/' }) {
+		if err != nil {
+			break
 		}
-		if name += removedSuffix; !known || len(name) > unix.PathMax {
-			return name, nil
+		at = append(append(at, '/'), part...)
+		from := dir
+		if source, mounted := p.binds[string(at)]; mounted {
+			dir, err = openDir(unix.AT_FDCWD, source, 0)
+		} else if dir, err = openDir(from, part, unix.O_NOFOLLOW); errors.Is(err, unix.ENOTDIR) {
+			at = append(at, removedSuffix...)
+			dir, err = openDir(from, part+removedSuffix, unix.O_NOFOLLOW)
+		}
+		closeDir(from)
+		if errors.Is(err, unix.ENOTDIR) {
+			err = nil // a file that is mounted, or CRIU says so
 		}
 	}
+	var st unix.Stat_t
+	for err == nil && isDir && dir >= 0 {
+		if err = unix.Fstatat(dir, last, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+			last += removedSuffix
+		}
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return "", fmt.Errorf("look for a name like %s: %w", name, err)
+	}
+	return string(at) + "/" + last, nil
 }
 
-// freeDir returns the name of a directory, or one like it where something else has that name, and so no
-// directory can be made below it.
-func (p *paths) freeDir(name string) (string, error) {
-	if name == "/" {
-		return name, nil
+// openDir opens a directory. It returns -1 for one that is not there or below none, and for a file system that is
+// not there yet: what is in that is not known.
+func openDir(at int, name string, flags int) (int, error) {
+	if at == -1 || name == "" {
+		return -1, nil
 	}
-	above, err := p.freeDir(path.Dir(name))
-	if err != nil {
-		return "", err
+	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC|flags, 0)
+	if errors.Is(err, unix.ENOENT) {
+		return -1, nil
 	}
-	name = path.Join(above, path.Base(name))
-	st, _, err := p.lstat(name)
-	if err == nil && st != nil && !st.IsDir() {
-		return name + removedSuffix, nil
-	}
-	return name, err
+	return fd, err
 }
 
-// lstat looks at a path of the container. It is not known what is in a file system that is not there yet.
-func (p *paths) lstat(name string) (st fs.FileInfo, known bool, err error) {
-	root, rest := p.within(name)
-	if root == "" {
-		return nil, false, nil
+func closeDir(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
 	}
-	within, err := os.OpenRoot(root)
-	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, fs.ErrNotExist) {
-		return nil, true, nil // a file that is mounted, or a mount that CRIU says is missing
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	defer within.Close()
-	st, err = within.Lstat(cmp.Or(path.Join(".", rest), "."))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-		return nil, true, nil
-	}
-	return st, true, err
 }

@@ -25,6 +25,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
+// mostLogs bounds the logs that are made anew, and mostDirs the directories for each.
+const mostLogs, mostDirs = 1024, 32
+
 // madeLog is a log that was made anew.
 type madeLog struct {
 	root, name string      // a directory of this machine, and the file below it
@@ -53,6 +56,9 @@ func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *cri
 	gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
 	for _, r := range logs {
 		is, err := places.makeLog(r.GetName(), r.GetMode(), uid, gid)
+		if err == nil && is != nil && len(made) == mostLogs {
+			made, err = append(made, *is), fmt.Errorf("more than %d logs are missing", mostLogs)
+		}
 		if err != nil {
 			failed(fmt.Errorf("make the log %s anew: %w", r.GetName(), err))
 			break
@@ -91,8 +97,11 @@ func logsOf(images *criu.Images) (logs []*regfile.RegFileEntry, err error) {
 }
 
 // makeLog makes one file and the directories that it lies in, by the rights of a user; nil if there is
-// nothing to make, or no place for it.
+// nothing to make, or no place for it: nothing is written by the host's way to what is mounted read-only.
 func (p *paths) makeLog(name string, mode, uid, gid uint32) (_ *madeLog, err error) {
+	if p.ro[p.mountOf(name)] {
+		return nil, nil
+	}
 	root, rest := p.within(name)
 	if st, err := os.Stat(root); err != nil || !st.IsDir() {
 		return nil, nil // a file that is mounted by itself, or a file system that is not there yet
@@ -103,15 +112,28 @@ func (p *paths) makeLog(name string, mode, uid, gid uint32) (_ *madeLog, err err
 	}
 	defer within.Close()
 	made := &madeLog{root: root, name: path.Join(".", rest)}
-	missing := func(name string) bool {
-		_, err = within.Lstat(name)
-		return errors.Is(err, fs.ErrNotExist)
+	top, err := within.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer top.Close()
+	missing := func(name string) bool { // in one step: a tenant's path has up to two thousand parts
+		var fd int
+		fd, err = unix.Openat2(int(top.Fd()), name, &unix.OpenHow{
+			Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err == nil {
+			unix.Close(fd)
+		}
+		return errors.Is(err, unix.ENOENT)
 	}
 	if !missing(made.name) {
 		return nil, err
 	}
 	for dir := path.Dir(made.name); missing(dir); dir = path.Dir(dir) {
-		made.dirs = append(made.dirs, dir)
+		if made.dirs = append(made.dirs, dir); len(made.dirs) > mostDirs {
+			return nil, fmt.Errorf("more than %d directories are missing", mostDirs)
+		}
 	}
 	defer func() {
 		if err != nil {

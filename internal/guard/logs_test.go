@@ -33,6 +33,7 @@ func TestMakeLog(t *testing.T) {
 	spec := &specs.Spec{Mounts: []specs.Mount{
 		{Destination: "/volume", Type: "bind", Source: volume}, {Destination: "/dev/shm", Type: "tmpfs", Source: "shm"},
 		{Destination: "/file", Type: "bind", Source: filepath.Join(volume, "file")},
+		{Destination: "/read-only", Type: "bind", Source: volume, Options: []string{"rbind", "ro"}},
 	}}
 	var all []madeLog
 	for name, test := range map[string]struct {
@@ -48,6 +49,8 @@ func TestMakeLog(t *testing.T) {
 		"/volume/file":             {0, "", false}, // it is there
 		"/file":                    {0, "", false},
 		"/dev/shm/log":             {0, "", false},
+		"/read-only/log":           {0, "", false},
+		"/read-only/new/log":       {0, "", false},
 		"/volume/link/log":         {0, "", true},
 		"/volume/users/today2/log": {0, filepath.Join(volume, "users/today2/log"), false},
 	} {

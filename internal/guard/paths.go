@@ -50,33 +50,49 @@ func contents(from *criu.Images, d *criu.Dump, with *admission.Entries) error {
 type paths struct {
 	rootfs string
 	binds  map[string]string // sources by destinations
+	ro     map[string]bool   // destinations that nothing may be written to
 	dirs   map[string]error  // directories that were looked at
 }
 
 func newPaths(spec *specs.Spec, rootfs string) *paths {
-	p := &paths{rootfs, make(map[string]string), make(map[string]error)}
+	p := &paths{rootfs, make(map[string]string), make(map[string]bool), make(map[string]error)}
+	p.ro["/"] = spec.Root != nil && spec.Root.Readonly
 	for _, m := range spec.Mounts {
-		source := ""
+		source, at := "", path.Clean("/"+m.Destination)
 		for _, o := range m.Options {
-			if o == "bind" || o == "rbind" {
+			switch o {
+			case "bind", "rbind":
 				source = m.Source
+			case "ro", "rro":
+				p.ro[at] = true
+			case "rw":
+				p.ro[at] = false
 			}
 		}
 		if m.Type == "bind" {
 			source = m.Source
 		}
-		p.binds[path.Clean("/"+m.Destination)] = source // "" for a file system that is not there yet
+		p.binds[at] = source // "" for a file system that is not there yet
 	}
 	return p
+}
+
+// mountOf returns the destination of the mount that a path of the container is on, "/" for the root.
+func (p *paths) mountOf(name string) string {
+	found := "/"
+	for at := range p.binds {
+		if len(at) > len(found) && strings.HasPrefix(name, at) && (len(name) == len(at) || name[len(at)] == '/') {
+			found = at
+		}
+	}
+	return found
 }
 
 // within returns the directory of this machine that a path of the container is below, and the rest of the
 // path. It is "" for a file system that is not there yet.
 func (p *paths) within(name string) (root, rest string) {
-	for at := name; at != "/"; at = path.Dir(at) {
-		if source, mounted := p.binds[at]; mounted {
-			return source, strings.TrimPrefix(name, at)
-		}
+	if at := p.mountOf(name); at != "/" {
+		return p.binds[at], strings.TrimPrefix(name, at)
 	}
 	return p.rootfs, name
 }

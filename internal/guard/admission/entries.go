@@ -232,9 +232,9 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	for dir := path.Dir(name); dir != "/"; dir = path.Dir(dir) {
-		if e.links[dir] {
-			return fmt.Errorf("%s: there is a symbolic link on the way to it, %s", name, dir)
+	for end := strings.LastIndexByte(name, '/'); end > 0; end = strings.LastIndexByte(name[:end], '/') { // clean, and maybe long
+		if e.links[name[:end]] {
+			return fmt.Errorf("%s: there is a symbolic link on the way to it, %s", name, name[:end])
 		}
 	}
 	if e.host.Direct != nil {

@@ -22,12 +22,9 @@ package names
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,14 +46,14 @@ func find(ctx context.Context, pid int, place string, wanted map[inode]bool) (ma
 	if err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
+	defer top.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(top.Fd()), &st); err != nil {
-		top.Close()
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
 	w := walk{ctx: ctx, device: st.Dev, wanted: wanted, found: make(map[inode]string)}
 	w.see(&st, place)
-	if err := w.below(top, place); err != nil {
+	if err := w.below(int(top.Fd()), place); err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
 	return w.found, nil
@@ -69,49 +66,53 @@ type walk struct {
 	found  map[inode]string
 }
 
-func (w *walk) see(st *unix.Stat_t, name string) {
+// see looks at a file in a directory, whose name is given.
+func (w *walk) see(st *unix.Stat_t, name ...string) {
 	if at := inodeOf(st); w.wanted[at] && w.found[at] == "" {
-		w.found[at] = name
+		w.found[at] = path.Join(name...)
 	}
 }
 
-// below walks a directory, and closes it.
-func (w *walk) below(dir *os.File, name string) error {
-	defer dir.Close()
+// batchBytes is what is read of a directory at once: a tenant's directories lie two thousand deep, and have any
+// number of names.
+const batchBytes = 1 << 10
+
+// below walks a directory.
+func (w *walk) below(dir int, name string) error {
+	batch := make([]byte, batchBytes)
 	for {
 		if err := w.ctx.Err(); err != nil {
 			return err
 		}
-		entries, err := dir.Readdirnames(1024)
+		n, err := unix.ReadDirent(dir, batch)
+		if n <= 0 || err != nil {
+			return err
+		}
+		_, _, entries := unix.ParseDirent(batch[:n], -1, nil)
 		for _, e := range entries {
 			if len(w.found) == len(w.wanted) {
 				return nil
 			}
-			if err := w.entry(dir, e, path.Join(name, e)); err != nil {
+			if err := w.entry(dir, e, name); err != nil {
 				return err
 			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
 		}
 	}
 }
 
-func (w *walk) entry(dir *os.File, entry, name string) error {
+func (w *walk) entry(dir int, entry, above string) error {
 	var st unix.Stat_t
-	if unix.Fstatat(int(dir.Fd()), entry, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
+	if unix.Fstatat(dir, entry, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return nil // somebody else has removed it
 	}
-	w.see(&st, name)
-	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Dev != w.device || len(name) >= unix.PathMax {
+	w.see(&st, above, entry)
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Dev != w.device || len(above)+1+len(entry) >= unix.PathMax {
 		return nil
 	}
-	fd, err := unix.Openat(int(dir.Fd()), entry, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(dir, entry, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
-	return w.below(os.NewFile(uintptr(fd), strings.ToValidUTF8(name, "?")), name)
+	defer unix.Close(fd)
+	return w.below(fd, path.Join(above, entry))
 }

@@ -6,8 +6,11 @@ package names
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -70,5 +73,66 @@ func TestDeleted(t *testing.T) {
 	files, err := deleted(func() ([]int, error) { return []int{os.Getpid()}, nil }, map[string]bool{name: true})
 	if err != nil || len(files) != 1 || len(files[name]) != 2 {
 		t.Errorf("%d files of %d names, %v", len(files[name]), len(files), err)
+	}
+}
+
+// watching is a context that looks at the memory that is in use, now and then.
+type watching struct {
+	context.Context
+	asked int
+	most  uint64
+}
+
+func (w *watching) Err() error {
+	if w.asked++; w.asked == 90 || w.asked%5000 == 0 {
+		var now runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&now)
+		w.most = max(w.most, now.HeapAlloc)
+	}
+	return nil
+}
+
+// A program can have directories two thousand deep, with many long names in each.
+func TestFindDeep(t *testing.T) {
+	top := t.TempDir()
+	at, err := unix.Open(top, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		if err := errors.Join(unix.Mknodat(at, "file", unix.S_IFREG|0o600, 0), unix.Mkdirat(at, "d", 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		for n := range 1000 {
+			if err := unix.Linkat(at, "file", at, fmt.Sprintf("%0240d", n), 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		next, err := unix.Openat(at, "d", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		unix.Close(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = next
+	}
+	defer unix.Close(at)
+	if err := unix.Mknodat(at, "last", unix.S_IFREG|0o600, 0); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(at, "last", &st, 0); err != nil {
+		t.Fatal(err)
+	}
+	var before runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	w := &watching{Context: t.Context()}
+	found, err := find(w, os.Getpid(), top, map[inode]bool{inodeOf(&st): true, {}: true})
+	if want := top + strings.Repeat("/d", 100) + "/last"; err != nil || found[inodeOf(&st)] != want {
+		t.Errorf("found %v, %v", found, err)
+	}
+	if more := w.most - min(w.most, before.HeapAlloc); w.most == 0 || more > 4<<20 {
+		t.Errorf("100 directories of 1,000 names took %d KiB", more>>10)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -66,26 +67,38 @@ type thread struct {
 	core uint64
 }
 
-// Save writes the file of a dump whose processes stand still.
-func Save(dir string, list func() ([]int, error)) error {
+// Save writes the file of a dump whose processes stand still. It returns what the file lacks, for the user.
+func Save(dir string, list func() ([]int, error)) (lacks []string, err error) {
+	return save(dir, list, policyTime)
+}
+
+func save(dir string, list func() ([]int, error), time time.Duration) (lacks []string, err error) {
 	pids, err := list()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	f, err := os.OpenFile(filepath.Join(dir, FileName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer f.Close()
 	text, lines := bufio.NewWriter(f), 0 // a container may have a hundred thousand threads
+	policies, late := watch{time}, 0
 	for _, pid := range pids {
 		all := host.CPUSet(pid)
 		tids, err := proc.Threads(pid)
 		if err != nil && !proc.Ended(err) {
-			return err
+			return nil, err
 		}
 		for _, tid := range tids {
 			t := look(tid, all)
+			policy, looked := policies.policyOf(tid)
+			if !looked {
+				late++
+			}
+			if _, _, err := parsePolicy(policy); err == nil && len(policy) <= longestPolicy {
+				t.policy = policy
+			}
 			if tid == pid {
 				t.merge, t.core = merges(pid), coreOf(pid)
 			}
@@ -103,10 +116,13 @@ func Save(dir string, list func() ([]int, error)) error {
 			fmt.Fprintf(text, "%d\t%s\t%d\t%d\t%d\t%t\t%s\t%d\n", t.tid, host.CPUList(t.cpus), t.slack, t.io, t.is, t.merge, cmp.Or(t.policy, noPolicy), t.core)
 		}
 	}
-	if lines == 0 {
-		return os.Remove(f.Name())
+	if late > 0 {
+		lacks = []string{fmt.Sprintf("memory policies of %d threads, for which there was no time: the default", late)}
 	}
-	return errors.Join(text.Flush(), f.Close())
+	if lines == 0 {
+		return lacks, os.Remove(f.Name())
+	}
+	return lacks, errors.Join(text.Flush(), f.Close())
 }
 
 // look returns what is not the default of a thread. all is what its cgroup lets it run on.
@@ -125,11 +141,6 @@ func look(tid int, all *unix.CPUSet) (t thread) {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/personality", tid))
 	if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 16, 32); err == nil && n&^traits == 0 {
 		t.is = n
-	}
-	if policy := policyOf(tid); policy != noPolicy && len(policy) <= longestPolicy {
-		if _, _, err := parsePolicy(policy); err == nil {
-			t.policy = policy
-		}
 	}
 	return t
 }

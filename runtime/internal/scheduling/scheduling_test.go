@@ -5,8 +5,10 @@ package scheduling
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
@@ -64,4 +66,18 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What a program has mapped first decides how long the kernel looks for a thread's policy. So there is a bound for
+// all threads together, and who has none of it is told.
+func TestTimeOfPolicies(t *testing.T) {
+	self := func() ([]int, error) { return []int{os.Getpid()}, nil }
+	lacks, err := save(t.TempDir(), self, time.Hour)
+	if err != nil || len(lacks) > 0 {
+		t.Errorf("with time: %q, %v", lacks, err)
+	}
+	lacks, err = save(t.TempDir(), self, 1) // which the first thread takes
+	if err != nil || len(lacks) != 1 || !strings.HasPrefix(lacks[0], "memory policies of ") || strings.Contains(lacks[0], " 0 threads") {
+		t.Errorf("without: %q, %v", lacks, err)
+	}
 }

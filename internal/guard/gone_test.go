@@ -1,0 +1,106 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// What was removed gets a name in which nothing is in its way, and no link leads out of the container.
+func TestFree(t *testing.T) {
+	rootfs, volume, outside := t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{filepath.Join(rootfs, "dir/dir"), filepath.Join(rootfs, "dir/dir.removed"), filepath.Join(rootfs, "file.removed/dir"), filepath.Join(outside, "dir")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(rootfs, "file"), nil, 0o600), os.WriteFile(filepath.Join(volume, "file"), nil, 0o600),
+		os.Symlink(outside, filepath.Join(rootfs, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	p := newPaths(&specs.Spec{Mounts: []specs.Mount{
+		{Destination: "/dir/volume", Type: "bind", Source: volume}, {Destination: "/bound", Type: "bind", Source: filepath.Join(volume, "file")},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm"},
+	}}, rootfs)
+	for name, want := range map[string]string{ // of a directory
+		"/new": "/new", "/new/dir": "/new/dir", "/dir/dir": "/dir/dir.removed.removed", "/dir/new": "/dir/new",
+		"/file": "/file.removed.removed", "/file/dir": "/file.removed/dir.removed", "/file/new/dir": "/file.removed/new/dir",
+		"/link/dir": "/link.removed/dir", "/dir/volume/file": "/dir/volume/file.removed", "/dir/volume/file/dir": "/dir/volume/file.removed/dir",
+		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir",
+		"/dir/../dir/dir": "/dir/../dir/dir", "dir": "dir", "/..": "/..",
+	} {
+		if got, err := p.free(name, true); err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
+		}
+	}
+	for name, want := range map[string]string{"/dir/dir": "/dir/dir", "/file/x": "/file.removed/x", "/link/x": "/link.removed/x"} { // of a file
+		if got, err := p.free(name, false); err != nil || got != want {
+			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
+		}
+	}
+	if _, err := p.free("/"+strings.Repeat("x", 256), true); !errors.Is(err, unix.ENAMETOOLONG) {
+		t.Errorf("a long name: %v", err)
+	}
+}
+
+// A path is as long as a program likes, and costs what its length is, not its square.
+func TestLongPaths(t *testing.T) {
+	const depth = 1000
+	rootfs := t.TempDir()
+	at, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range depth {
+		if err := unix.Mkdirat(at, "d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := unix.Openat(at, "d", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		unix.Close(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = next
+	}
+	unix.Close(at)
+	p, there := newPaths(&specs.Spec{}, rootfs), strings.Repeat("/d", depth)
+	for name, do := range map[string]func() error{
+		"a removed directory": func() error {
+			got, err := p.free(there, true)
+			if err == nil && got != there+removedSuffix {
+				err = errors.New(got)
+			}
+			return err
+		},
+		"a log that is there": func() error {
+			made, err := p.makeLog(there, 0o600, 0, 0)
+			if made != nil {
+				err = errors.New("it was made")
+			}
+			return err
+		},
+		"a log whose directories are gone": func() error {
+			if made, err := p.makeLog(there+strings.Repeat("/e", depth/2), 0o600, 0, 0); made != nil || err == nil {
+				return errors.New("it was made")
+			}
+			return nil
+		},
+	} {
+		// A part that is looked at takes some memory, of which nothing frees.
+		if n := testing.AllocsPerRun(1, func() {
+			if err := do(); err != nil {
+				t.Errorf("%s: %.200s", name, err)
+			}
+		}); n > 10*depth {
+			t.Errorf("%s: %d parts are looked at some %.0f times", name, depth, n)
+		}
+	}
+}
