@@ -43,10 +43,14 @@ func TestPruneOfASilentRegistry(t *testing.T) {
 	usual := pruneTry
 	pruneTry = 200 * time.Millisecond
 	t.Cleanup(func() { pruneTry = usual })
-	began := time.Now()
-	err := pruning(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "the registry has not answered within") || took > 10*time.Second {
-		t.Errorf("after %s: %v", took, err)
+	err := pruning(t, func(_ http.ResponseWriter, r *http.Request) {
+		select {
+		case <-r.Context().Done():
+		case <-time.After(20 * time.Second): // who still waits finds that all went well
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "the registry has not answered within") {
+		t.Errorf("it was waited for: %v", err)
 	}
 }
 
