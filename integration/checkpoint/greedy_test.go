@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	coci "github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -125,18 +126,29 @@ func TestGreedyNeighbours(t *testing.T) {
 		name string
 		args []string
 		says []string // none for a checkpoint that is made
+		// still, if set, has the neighbour stand still before its checkpoint.
+		still func(*testing.T, *harness.Container)
 	}{
-		{"files", []string{"open", "8000", "1"}, nil},
-		{"too many files", []string{"open", "16000", "70"}, []string{"more than 1048576 open files together", "close some"}},
-		{"sockets", []string{"join", "3000", "0"}, nil},
-		{"groups", []string{"join", "1500", "20"}, []string{"too many multicast groups", "leave some"}},
-		{"threads", []string{"threads", "1000"}, nil},
+		{"files", []string{"open", "8000", "1"}, nil, nil},
+		{"too many files", []string{"open", "16000", "70"}, []string{"more than 1048576 open files together", "close some"}, nil},
+		{"sockets", []string{"join", "3000", "0"}, nil, nil},
+		{"groups", []string{"join", "1500", "20"}, []string{"too many multicast groups", "leave some"}, nil},
+		{"threads", []string{"threads", "1000"}, nil, nil},
+		{"stopped", []string{"open", "8000", "1"}, nil, func(t *testing.T, k *harness.Container) {
+			if err := unix.Kill(k.MustPid(t), unix.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}},
+		{"frozen", []string{"open", "8000", "1"}, nil, func(t *testing.T, k *harness.Container) { ctr(t, shared, "tasks", "pause", k.ID) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
 			k, dir := greedy(t, test.args...), filepath.Join(harness.DiskDir(t), "images")
 			other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other"}, "plain")
 			other.Expect(t, "count", "101")
+			if test.still != nil {
+				test.still(t, k)
+			}
 			began, otherTook := time.Now(), make(chan time.Duration, 1)
 			go func() { // whose owner has nothing to do with it
 				if err := checkpointTask(t, shared, other, t.TempDir()); err != nil {
@@ -166,7 +178,7 @@ func TestGreedyNeighbours(t *testing.T) {
 			if more > 64<<20 || bytes > 256<<20 {
 				t.Errorf("it took %d MiB of the shim and %d MiB of the disk", more>>20, bytes>>20)
 			}
-			isPaused(t, k, false)
+			isPaused(t, k, test.name == "frozen")
 		})
 	}
 }
