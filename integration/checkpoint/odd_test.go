@@ -169,6 +169,10 @@ func TestReasons(t *testing.T) {
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
 		{state: "raw-socket", says: "no raw socket"},
+		{state: "connected-netlink", says: "a netlink socket is connected"},
+		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
+		{state: "high-netlink", says: "a netlink socket is in a group"},
+		{state: "process-directory", says: "is the directory of a process"},
 		{state: "own-network", says: "in a namespace of its own", flags: admin},
 		{state: "own-time", says: "in a namespace of its own", flags: admin},
 		{state: "own-overlay", says: "(type overlay), and CRIU does not restore that", flags: admin},
@@ -227,10 +231,10 @@ func TestScheduling(t *testing.T) {
 	}
 }
 
-// What CRIU leaves out, and gpuckpt brings back.
+// What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {

@@ -11,7 +11,9 @@
 #include <linux/keyctl.h>
 #include <linux/landlock.h>
 #include <linux/mempolicy.h>
+#include <linux/netlink.h>
 #include <linux/perf_event.h>
+#include <linux/rtnetlink.h>
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
 #include <netinet/in.h>
@@ -31,6 +33,7 @@
 #include <sys/mount.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
@@ -1070,6 +1073,110 @@ static void renamed_below(void)
 	must(rename("soon", soon));
 }
 
+// A socket that is told of what happens in the network, of a kind that nobody makes there: what waits in
+// it cannot be dumped. Nobody else has its number.
+static struct sockaddr_nl netlink_name(void)
+{
+	struct sockaddr_nl name;
+	socklen_t n = sizeof name;
+	must(getsockname(a, (void *)&name, &n));
+	return name;
+}
+
+static struct sockaddr_nl netlink_was;
+
+static void netlink_socket(void)
+{
+	struct sockaddr_nl name = {.nl_family = AF_NETLINK, .nl_groups = 1 << (RTNLGRP_PHONET_IFADDR - 1)};
+	int one = 1;
+	must(getrandom(&name.nl_pid, sizeof name.nl_pid, 0));
+	a = (int)must(socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, NETLINK_ROUTE));
+	must(bind(a, (void *)&name, sizeof name));
+	must(setsockopt(a, SOL_NETLINK, NETLINK_EXT_ACK, &one, sizeof one));
+	b = (int)must(socket(AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT));
+	netlink_was = netlink_name();
+}
+
+static const char *netlink_same(void)
+{
+	struct {
+		struct nlmsghdr head;
+		struct rtgenmsg all;
+	} request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 1, 0}, {AF_UNSPEC}};
+	struct sockaddr_nl name = netlink_name();
+	char answer[16384];
+	socklen_t n = sizeof(int);
+	int option = 0;
+
+	if (name.nl_pid != netlink_was.nl_pid || name.nl_groups != netlink_was.nl_groups)
+		return "another address";
+	must(getsockopt(a, SOL_NETLINK, NETLINK_EXT_ACK, &option, &n));
+	if (!option || fcntl(a, F_GETFD) != FD_CLOEXEC || !(fcntl(a, F_GETFL) & O_NONBLOCK))
+		return "an option or a flag";
+	must(send(a, &request, sizeof request, 0)); // the kernel answers before this returns
+	do {
+		ssize_t got = recv(a, answer, sizeof answer, 0);
+		if (got < (ssize_t)sizeof(struct nlmsghdr))
+			return "no answer";
+	} while (((struct nlmsghdr *)answer)->nlmsg_type != RTM_NEWLINK);
+	while (recv(a, answer, sizeof answer, 0) > 0) // all of the answer
+		;
+	return "same";
+}
+
+// What a program has open that closes all its descriptors, or lists another's.
+static void links_of_processes(void)
+{
+	char name[64];
+	pid_t child = (pid_t)must(fork());
+	if (!child)
+		for (;;)
+			pause();
+	must(snprintf(name, sizeof name, "/proc/%d/fd", child));
+	a = (int)must(open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	b = (int)must(open(name, O_PATH | O_DIRECTORY));
+	must(open("/proc/self/task", O_RDONLY | O_DIRECTORY));
+	must(open("/proc/self/ns", O_RDONLY | O_DIRECTORY));
+}
+
+static const char *links_of_processes_same(void)
+{
+	char own[16];
+	struct stat st, net;
+	must(snprintf(own, sizeof own, "%d", a));
+	if (fstatat(a, own, &st, 0) || !S_ISDIR(st.st_mode) || fstatat(b, own, &st, 0) == 0)
+		return "the directory of another process"; // the child was made before it was opened
+	return stat("/proc/self/ns/net", &net) || fstatat(a + 3, "net", &st, 0) || st.st_ino != net.st_ino ? "another namespace" : "same";
+}
+
+static void connected_netlink(void)
+{
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
+	a = (int)must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
+	must(connect(a, (void *)&kernel, sizeof kernel));
+}
+
+static void waiting_netlink(void)
+{
+	struct {
+		struct nlmsghdr head;
+		struct rtgenmsg all;
+	} request = {{sizeof request, RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP, 1, 0}, {AF_UNSPEC}};
+	a = (int)must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
+	must(send(a, &request, sizeof request, 0));
+}
+
+static void high_netlink(void)
+{
+	struct sockaddr_nl name = {.nl_family = AF_NETLINK};
+	int group = 33;
+	a = (int)must(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
+	must(bind(a, (void *)&name, sizeof name));
+	must(setsockopt(a, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &group, sizeof group));
+}
+
+static void process_directory(void) { a = (int)must(open("/proc/self", O_RDONLY | O_DIRECTORY)); }
+
 static void user_namespace(void) { child_in(CLONE_NEWUSER); }
 
 static void no_descriptors(void)
@@ -1152,6 +1259,12 @@ static const struct state {
 	{"same-number", same_number, NULL},
 	{"shared-directory", shared_directory, NULL},
 	{"renamed-below", renamed_below, NULL},
+	{"netlink", netlink_socket, netlink_same},
+	{"links-of-processes", links_of_processes, links_of_processes_same},
+	{"connected-netlink", connected_netlink, NULL},
+	{"waiting-netlink", waiting_netlink, NULL},
+	{"high-netlink", high_netlink, NULL},
+	{"process-directory", process_directory, NULL},
 };
 
 static void check(void *arg, const char *request, char *reply)

@@ -35,8 +35,6 @@ var Exceptions = []Exception{
 		"the suite has connections within the container closed, and gpuckpt keeps them"},
 	{"packet_sock packet_sock_mmap packet_sock_spkt", false, "PACKETSK is not what a restore needs",
 		"a packet socket reads what others send; CRIU opens it with the rights of the node"},
-	{"sk-netlink", false, "NETLINKSK is not what a restore needs",
-		"a netlink socket speaks to the kernel; CRIU opens it with the rights of the node"},
 	{"socket-raw sock_ip_opts00 sock_ip_opts01", false, "inet_sk_entry.type",
 		"a raw socket; CRIU opens it with the rights of the node"},
 	{"socket_icmp socket6_icmp", false, "is not what a restore needs (TCP, UDP and UDP-Lite)",

@@ -19,6 +19,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
@@ -362,6 +363,66 @@ func TestMark(t *testing.T) {
 		e := &Entries{allowance: allowanceOf(spec, Host{})}
 		if err := e.socketOptions(&skopts.SkOptsEntry{SoMark: new(uint32(7))}); (err != nil) != refused {
 			t.Errorf("%s: error %v", capability, err)
+		}
+	}
+}
+
+// A netlink socket comes back as anybody could have made it; a group or a destination that needs a
+// capability does not without that.
+func TestNetlink(t *testing.T) {
+	const net, all = "CAP_NET_ADMIN", "CAP_NET_ADMIN CAP_SYS_ADMIN"
+	for name, test := range map[string]struct {
+		protocol     uint32
+		groups       []uint32
+		state, group uint32
+		granted      string // the least capabilities with which it is taken; "-" for none
+	}{
+		"alone":                       {unix.NETLINK_ROUTE, nil, 7, 0, ""},
+		"links and addresses":         {unix.NETLINK_ROUTE, []uint32{0x111}, 7, 0, ""},
+		"next hops":                   {unix.NETLINK_ROUTE, []uint32{1 << 31}, 7, 0, ""},
+		"a rule of multicast routes":  {unix.NETLINK_ROUTE, []uint32{1 << 29}, 7, 0, net},
+		"one of IPv6":                 {unix.NETLINK_ROUTE, []uint32{1<<30 | 1}, 7, 0, net},
+		"more groups than CRIU knows": {unix.NETLINK_ROUTE, []uint32{1, 1}, 7, 0, "-"},
+		"devices":                     {unix.NETLINK_KOBJECT_UEVENT, []uint32{1}, 7, 0, ""},
+		"packets":                     {unix.NETLINK_NETFILTER, nil, 7, 0, ""},
+		"connections of others":       {unix.NETLINK_NETFILTER, []uint32{1}, 7, 0, net},
+		"the audit log":               {unix.NETLINK_AUDIT, []uint32{1}, 7, 0, net}, // the kernel asks CRIU for CAP_AUDIT_READ, which it has if the spec has it
+		"a generic group":             {unix.NETLINK_GENERIC, []uint32{1 << 15}, 7, 0, all},
+		"a destination":               {unix.NETLINK_ROUTE, nil, 1, 1, net},
+		"the kernel as one":           {unix.NETLINK_ROUTE, nil, 1, 0, "-"},
+		"a destination too high":      {unix.NETLINK_ROUTE, nil, 1, 33, "-"},
+	} {
+		taken := false
+		for _, capabilities := range []string{"", net, all} {
+			taken = taken || capabilities == test.granted
+			spec := &specs.Spec{Process: &specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: strings.Fields(capabilities)}}}
+			e := &Entries{allowance: allowanceOf(spec, Host{})}
+			err := e.netlink(&sknetlink.NetlinkSkEntry{Protocol: &test.protocol, Groups: test.groups, State: &test.state, DstGroup: &test.group})
+			if (err == nil) != taken {
+				t.Errorf("%s, with %q: error %v", name, capabilities, err)
+			}
+		}
+	}
+	e := &Entries{allowance: allowanceOf(specOfTest(), Host{})}
+	if err := e.netlink(&sknetlink.NetlinkSkEntry{Opts: &skopts.SkOptsEntry{SoPriority: new(uint32(7))}}); err == nil {
+		t.Error("a priority that needs CAP_NET_ADMIN is taken")
+	}
+}
+
+// A directory of links of a process of the container may be open, and nothing that one of them leads to.
+func TestKernelFile(t *testing.T) {
+	e := EntriesOf(specOfTest(), dumpOfTest(), host)
+	for name, taken := range map[string]bool{
+		"/meminfo": true, "/1/status": true, "/1/fd": true, "/1/ns": true, "/1/map_files": true, "/1/task/1/fd": true, "/1/fdinfo": true,
+		"/2/fd": false, "/self/fd": false, "/thread-self/fd": false, "/01/fd": false, "/1/fd/3": false, "/1/fd/3/etc": false, "/1/task/1/fd/3": false,
+		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": false, "/1/ns/net": false,
+		"/1/map_files/1000-2000": false, "/x/1/fd": false, "/1/fd/": false, "/fd": false, "/ns": false,
+	} {
+		if err := e.kernelFile(name, unix.O_RDONLY); (err == nil) != taken {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err := e.kernelFile(name, unix.O_RDWR); err == nil {
+			t.Errorf("%s is taken, open for writing", name)
 		}
 	}
 }

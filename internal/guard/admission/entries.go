@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
@@ -40,11 +42,15 @@ type Entries struct {
 	mounts map[uint32]*mnt.MntEntry
 	files  map[uint32]string // names of regular files
 	links  map[string]bool   // symbolic links of tmpfs mounts, by their paths in the container
+	pids   map[string]bool   // processes of the dump, as the container counts
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool)}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool)}
+	for _, task := range d.Tasks {
+		e.pids[strconv.FormatUint(uint64(task.PID), 10)] = true
+	}
 	for _, id := range namespaceIDs(d.Tasks[0].IDs) {
 		e.ids[id] = true
 	}
@@ -164,6 +170,8 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "sockets", e.inet(m.GetIsk())
 	case m.GetUsk() != nil:
 		return "sockets", e.unix(m.GetUsk())
+	case m.GetNlsk() != nil:
+		return "sockets", e.netlink(m.GetNlsk())
 	case m.GetNsf() != nil:
 		return "namespace files", e.namespaceFile(m.GetNsf())
 	case m.GetTfd() != nil:
@@ -185,7 +193,7 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 
 // messageOf are the fields that describe files, by the files' types.
 var messageOf = map[fdinfo.FdTypes]protoreflect.Name{
-	fdinfo.FdTypes_REG: "reg", fdinfo.FdTypes_PIPE: "pipe", fdinfo.FdTypes_FIFO: "fifo", fdinfo.FdTypes_INETSK: "isk", fdinfo.FdTypes_UNIXSK: "usk",
+	fdinfo.FdTypes_REG: "reg", fdinfo.FdTypes_PIPE: "pipe", fdinfo.FdTypes_FIFO: "fifo", fdinfo.FdTypes_INETSK: "isk", fdinfo.FdTypes_UNIXSK: "usk", fdinfo.FdTypes_NETLINKSK: "nlsk",
 	fdinfo.FdTypes_EVENTFD: "efd", fdinfo.FdTypes_EVENTPOLL: "epfd", fdinfo.FdTypes_INOTIFY: "ify", fdinfo.FdTypes_SIGNALFD: "sgfd", fdinfo.FdTypes_TTY: "tty",
 	fdinfo.FdTypes_NS: "nsf", fdinfo.FdTypes_EXT: "ext", fdinfo.FdTypes_TIMERFD: "tfd", fdinfo.FdTypes_MEMFD: "memfd", fdinfo.FdTypes_PIDFD: "pidfd",
 }
@@ -228,7 +236,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 		return fmt.Errorf("%s is not on the mount %s", name, at)
 	}
 	if kernels(m) && !e.has(unix.CAP_SYS_ADMIN) {
-		if err := kernelFile(strings.TrimPrefix(name, at), r.GetFlags()); err != nil {
+		if err := e.kernelFile(strings.TrimPrefix(name, at), r.GetFlags()); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -305,9 +313,17 @@ func kernels(m *mnt.MntEntry) bool {
 // magicLinks are files of /proc that lead out of it, whatever they are called there, and memory.
 var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
 
+// directoryOfLinks matches directories of magic links below /proc.
+var directoryOfLinks = regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns)$`)
+
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
-// a process that may write to them opens them again.
-func kernelFile(name string, flags uint32) error {
+// a process that may write to them opens them again. A directory of links of the container's own
+// processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
+// a link (proc_pid_get_link).
+func (e *Entries) kernelFile(name string, flags uint32) error {
+	if at := directoryOfLinks.FindStringSubmatch(name); at != nil && e.pids[at[1]] {
+		name = ""
+	}
 	for part := range strings.SplitSeq(name, "/") {
 		if slices.Contains(magicLinks, part) {
 			return fmt.Errorf("it leads to what another process has (%s)", part)

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 	"golang.org/x/sys/unix"
@@ -62,6 +63,42 @@ func (e *Entries) socketOptions(o *skopts.SkOptsEntry) error {
 		return fmt.Errorf("it is bound to the device %q, and the spec has no CAP_NET_RAW", o.GetSoBoundDev())
 	}
 	return nil
+}
+
+// Groups of NETLINK_ROUTE that only CAP_NET_ADMIN joins, as bits.
+const routingGroups = 1<<(unix.RTNLGRP_IPV4_MROUTE_R-1) | 1<<(unix.RTNLGRP_IPV6_MROUTE_R-1)
+
+// netlinkConnected is the state of a netlink socket that has a destination (NETLINK_CONNECTED).
+const netlinkConnected = 1
+
+// netlink compares a netlink socket. CRIU makes and binds it as root. That lets nobody do more: for each
+// message the kernel asks for the rights of who sends it, too (netlink_capable). But groups are
+// asked for once, when they are joined, and so is a destination.
+func (e *Entries) netlink(s *sknetlink.NetlinkSkEntry) error {
+	admin := e.has(unix.CAP_NET_ADMIN)
+	if len(s.GetGroups()) > 1 {
+		return fmt.Errorf("it is in %d words of groups, and CRIU restores one", len(s.GetGroups()))
+	}
+	for _, groups := range s.GetGroups() {
+		free := uint32(0)
+		switch s.GetProtocol() {
+		case unix.NETLINK_ROUTE:
+			free = ^uint32(routingGroups)
+		case unix.NETLINK_KOBJECT_UEVENT:
+			free = ^uint32(0)
+		}
+		if groups&^free != 0 && (!admin || s.GetProtocol() == unix.NETLINK_GENERIC && !e.has(unix.CAP_SYS_ADMIN)) {
+			return fmt.Errorf("a netlink socket of the protocol %d is in the groups %#x, and the spec has no CAP_NET_ADMIN, or no CAP_SYS_ADMIN", s.GetProtocol(), groups)
+		}
+	}
+	switch group := s.GetDstGroup(); {
+	case s.GetState() != netlinkConnected:
+	case !admin:
+		return errors.New("a netlink socket is connected, and the spec has no CAP_NET_ADMIN: have the program name the receiver with each message")
+	case group == 0 || group > 32: // CRIU would take another group
+		return fmt.Errorf("a netlink socket is connected to the group %d, which CRIU cannot restore", group)
+	}
+	return e.socketOptions(s.GetOpts())
 }
 
 // unix compares a local socket. CRIU makes its name as root.

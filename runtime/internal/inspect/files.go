@@ -6,6 +6,7 @@ package inspect
 import (
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -61,8 +62,15 @@ func (c *checker) nameless(f file) error {
 	return nil
 }
 
-// onMount refuses a device that the spec does not grant, and a kernel setting that the spec hides.
+// processDirectory matches the directory of a process, which has not ended.
+var processDirectory = regexp.MustCompile(`^/proc/[0-9]+$`)
+
+// onMount refuses a directory of /proc that CRIU dumps and cannot restore, a device that the spec does not grant, and a kernel setting that the spec hides.
 func (c *checker) onMount(f file, on mount) error {
+	if c.CRIU == 0 && on.kind == "proc" && processDirectory.MatchString(f.link) {
+		// CRIU 4.2 writes a slash behind the name, and what follows in its memory.
+		return fmt.Errorf("its %s is the directory of a process (%s), which CRIU cannot dump: close it before a checkpoint, or open a file in it instead", f.name, f.link)
+	}
 	if f.device != 0 && !c.grants(f) {
 		return fmt.Errorf("its %s (%s) is the device %d:%d, which the spec does not grant", f.name, f.link, unix.Major(f.device), unix.Minor(f.device))
 	}

@@ -71,6 +71,10 @@ var options = map[option]string{
 	{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: "TCP_MAXSEG", {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: "TCP_WINDOW_CLAMP",
 	{unix.IPPROTO_UDP, unix.UDP_ENCAP}: "UDP_ENCAP", {unix.IPPROTO_UDP, unix.UDP_CORK}: "UDP_CORK", {unix.IPPROTO_UDP, unix.UDP_SEGMENT}: "UDP_SEGMENT",
 	{unix.IPPROTO_UDP, unix.UDP_GRO}: "UDP_GRO", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX}: "UDP_NO_CHECK6_TX", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX}: "UDP_NO_CHECK6_RX",
+	{unix.SOL_NETLINK, unix.NETLINK_PKTINFO}: "NETLINK_PKTINFO", {unix.SOL_NETLINK, unix.NETLINK_BROADCAST_ERROR}: "NETLINK_BROADCAST_ERROR",
+	{unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS}: "NETLINK_NO_ENOBUFS", {unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID}: "NETLINK_LISTEN_ALL_NSID",
+	{unix.SOL_NETLINK, unix.NETLINK_CAP_ACK}: "NETLINK_CAP_ACK", {unix.SOL_NETLINK, unix.NETLINK_EXT_ACK}: "NETLINK_EXT_ACK",
+	{unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK}: "NETLINK_GET_STRICT_CHK",
 }
 
 // ofConnection are options that the kernel sets for a connection itself: a program's is that of what listens.
@@ -96,7 +100,7 @@ func readOptions(fd int) map[option][]byte {
 	for o, name := range options {
 		ip := family == unix.AF_INET || family == unix.AF_INET6
 		switch {
-		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
+		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.SOL_NETLINK && family != unix.AF_NETLINK, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
 			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP) && (!ip || o.level != protocol),
 			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"), // it can be read, not set
 			listens == 0 && ofConnection[o]:

@@ -89,6 +89,8 @@ func Attacks() []Attack {
 		{"S5: a prefix of a cgroup", "cgroups", "prefix", false, "cgroup.img", cgroups(func(c *cgroup.CgroupEntry) { c.Sets[0].Ctls[0].CgnsPrefix = new(uint32(9999)) })},
 		{"S2: a file by CRIU's descriptor", "files", "is not an absolute, clean path", true, "files.img", reg("/tmp/file", func(r *regfile.RegFileEntry) { r.Name = &host })},
 		{"S2: CRIU's own program", "files", "leads to what another process has (exe)", false, "files.img", reg("/proc/1/status", func(r *regfile.RegFileEntry) { r.Name = new("/proc/self/exe") })},
+		{"S2: CRIU's descriptors", "files", "leads to what another process has (fd)", false, "files.img", reg("/proc/1/status", func(r *regfile.RegFileEntry) { r.Name = new("/proc/self/fd") })},
+		{"S2: one of a process's descriptors", "files", "leads to what another process has (fd)", false, "files.img", reg("/proc/1/status", func(r *regfile.RegFileEntry) { r.Name = new("/proc/1/fd/0") })},
 		{"S2: by a link in /dev", "files", "symbolic link on the way", false, "files.img", reg("/dev/null", func(r *regfile.RegFileEntry) { r.Name = new("/dev/fd/126") })},
 		{"S2: a writable sysctl", "files", "open for writing", false, "files.img", reg("/proc/meminfo", func(r *regfile.RegFileEntry) { r.Name, r.Flags = new("/proc/sysrq-trigger"), new(uint32(1)) })},
 		{"S2: a file that is made", "files", "flags 01100", false, "files.img", reg("/tmp/file", func(r *regfile.RegFileEntry) { r.Flags = new(uint32(0o1101)) })},
