@@ -59,7 +59,7 @@ static long must_(long result, const char *call)
 	return result;
 }
 
-static int a, b; // descriptors of a state
+static int a, b, c; // descriptors of a state
 static const char *path;
 
 static int make_file(const char *name, int flags)
@@ -790,13 +790,18 @@ static const char *renamed_socket_same(void)
 	return failed ? "nobody listens" : !access(at.sun_path, F_OK) ? "the old name is back" : "same";
 }
 
-// The working directory was removed, and another one has its name. So has a file that of the directory in
-// which an open file was.
+// The working directory was removed, with an open directory and an open file in it, and another one has its
+// name. So has a file that of the directory in which an open file was.
 static void replaced_directory(void)
 {
 	char name[4096];
 	must(mkdir(path, 0755));
 	must(chdir(path));
+	must(mkdir("below", 0711));
+	b = (int)must(open("below", O_RDONLY | O_DIRECTORY));
+	c = make_file("below/file", O_RDONLY);
+	must(unlink("below/file"));
+	must(rmdir("below"));
 	must(rmdir(path));
 	must(mkdir(path, 0700));
 	on_path(name, ".dir");
@@ -819,6 +824,8 @@ static const char *replaced_directory_same(void)
 	must(stat(".", &own));
 	if (own.st_ino == st.st_ino || own.st_nlink)
 		return "another working directory";
+	if (fstat(b, &own) || (own.st_mode & 0777) != 0711 || own.st_nlink || fstat(c, &own) || own.st_nlink || pread(c, text, 10, 0) != 10)
+		return "another file or directory in it";
 	return stat(name, &st) || !S_ISREG(st.st_mode) || pread(a, text, 10, 0) != 10 ? "another file" : "same";
 }
 

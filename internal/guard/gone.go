@@ -11,6 +11,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ghostfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ghost-file"
+	regfile "github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	remap "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -24,7 +25,8 @@ const removedSuffix = ".removed"
 
 // goneNames returns other names for files that a dump has open and that were removed, by their numbers.
 // CRIU makes a directory by the name that it had, and removes it again: it would take what has that name
-// now for it. It makes another file in the directory that had it, which may be none any more.
+// now for it. It makes another file in the directory that had it, which may be none any more, or one that was
+// removed itself.
 func goneNames(spec *specs.Spec, dumped *image.Set, rootfs string) (map[uint32]string, error) {
 	if !dumped.Has("remap-fpath.img") {
 		return nil, nil
@@ -42,22 +44,52 @@ func goneNames(spec *specs.Spec, dumped *image.Set, rootfs string) (map[uint32]s
 	if err != nil {
 		return nil, err
 	}
-	spec, _ = bundle.AtPlaces(spec, rootfs)
-	places, names := newPaths(spec, rootfs), make(map[uint32]string)
+	var gone []*regfile.RegFileEntry
+	goneDirs := make(map[string]bool)
 	err = dumped.Each("files.img", func(e *image.Entry) error {
 		m, ok := e.Message.(*fdinfo.FileEntry)
 		r := m.GetReg()
-		is, gone := isDir[r.GetId()]
-		if !ok || r == nil || !gone {
-			return nil
+		if is, there := isDir[r.GetId()]; ok && r != nil && there {
+			gone = append(gone, r)
+			if is {
+				goneDirs[r.GetName()] = true
+			}
 		}
-		name, err := places.free(r.GetName(), is)
-		if err == nil && name != r.GetName() {
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	spec, _ = bundle.AtPlaces(spec, rootfs)
+	places, names := newPaths(spec, rootfs), make(map[uint32]string)
+	for _, r := range gone {
+		name := r.GetName()
+		if len(goneDirs) > 0 {
+			name = outside(goneDirs, name, r.GetId())
+		}
+		if name, err = places.free(name, isDir[r.GetId()]); err != nil {
+			return nil, err
+		}
+		if name != r.GetName() {
 			names[r.GetId()] = name
 		}
-		return err
-	})
-	return names, err
+	}
+	return names, nil
+}
+
+// outside returns a name beside the removed directory that a removed file was in: CRIU could not remove the
+// directory again while it has files.
+func outside(goneDirs map[string]bool, name string, id uint32) string {
+	for end := 1; ; {
+		next := strings.IndexByte(name[min(end, len(name)):], '/')
+		if next < 0 {
+			return name
+		}
+		if end += next; goneDirs[name[:end]] {
+			return path.Join(path.Dir(name[:end]), fmt.Sprintf("%s.%x%s", path.Base(name), id, removedSuffix))
+		}
+		end++
+	}
 }
 
 func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
