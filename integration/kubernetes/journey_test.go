@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -102,7 +104,7 @@ func TestJourney(t *testing.T) {
 const envRestarts = "GPUCKPT_TEST_RESTARTS"
 
 // Whatever is restarted, and when: a Checkpoint is over afterwards, and done once at most, and its pod runs
-// on. But for one: CRI does not know a container again that was paused when containerd ended.
+// on. But for one all are complete: CRI does not know a container again that was paused when containerd ended.
 func (j *journey) testRestarts(t *testing.T) {
 	n, all := j.nodes[0], os.Getenv(envRestarts) == "all"
 	pod := apply(t, n, "restarts", counter{class: "gpuckpt"})
@@ -119,6 +121,14 @@ func (j *journey) testRestarts(t *testing.T) {
 			j.rolledOut(t)
 		}
 	}
+	agent := j.agent(t)
+	killed := func() {
+		was := agent()
+		if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		within(t, "there is another agent", func() bool { return agent() != was })
+	}
 	daemon := func(restart func(context.Context) error) func() {
 		return func() {
 			if err := restart(t.Context()); err != nil {
@@ -134,10 +144,12 @@ func (j *journey) testRestarts(t *testing.T) {
 		{"controller", program("controller"), "Complete", "Complete"},
 		{"kubelet", daemon(n.RestartKubelet), "Complete", "Complete"},
 		{"containerd", daemon(n.Restart), "Failed", "Complete"},
-		{"agent", program("agent"), "Failed", "Failed"},
+		{"agent", program("agent"), "Complete", "Complete"},
+		{"agent-killed", killed, "Complete", "Complete"},
 	} {
 		for stage, want := range map[string]string{"Checkpointing": what.first, "Pushing": what.second} {
-			if !all && stage != "Pushing" && what.name != "agent" {
+			agents := strings.HasPrefix(what.name, "agent")
+			if !all && stage != "Pushing" && !agents {
 				continue
 			}
 			name := strings.ToLower(what.name + "-" + stage)
@@ -154,6 +166,12 @@ func (j *journey) testRestarts(t *testing.T) {
 				within(t, "it is pushed", n.Registry().Held)
 				counts()
 			}
+			if agents && stage == "Pushing" { // what has no image yet is done again
+				prefix := "gpuckpt.invalid/Checkpoint/" + j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.metadata.uid}")
+				within(t, "its image is there", func() bool {
+					return slices.ContainsFunc(objects{n: n}.ours(t), func(image string) bool { return strings.HasPrefix(image, prefix) })
+				})
+			}
 			what.restart()
 			release()
 			hurry()
@@ -163,6 +181,9 @@ func (j *journey) testRestarts(t *testing.T) {
 				return strings.HasPrefix(over, "Complete") || strings.HasPrefix(over, "Failed")
 			})
 			t.Logf("%s restarted while it is %s: %s", what.name, stage, over)
+			if again := j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.restarts}"); again == "1" != agents {
+				t.Errorf("%s restarted while it is %s: the Checkpoint knows of %q restarts", what.name, stage, again)
+			}
 			if !strings.HasPrefix(over, want) {
 				t.Errorf("%s restarted while it is %s: %s, want %s", what.name, stage, over, want)
 			}
@@ -184,6 +205,18 @@ func (j *journey) testRestarts(t *testing.T) {
 	j.make(t, "after-all", "restarts")
 	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/after-all", "--timeout=60s")
 	counts()
+}
+
+// agent returns what finds the process of the first node's agent; 0 while there is none.
+func (j *journey) agent(t *testing.T) func() int {
+	return func() int {
+		id := j.kubectl(t, "get", "pods", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--field-selector", "spec.nodeName="+j.nodes[0].Name(), "--output", "jsonpath={.items[0].status.containerStatuses[0].containerID}")
+		pid, err := j.nodes[0].Pid(t.Context(), strings.TrimPrefix(id, "containerd://"))
+		if err != nil {
+			return 0
+		}
+		return pid
+	}
 }
 
 // checkpointed returns how often the pod of testRestarts was checkpointed, as far as its events say.
