@@ -96,6 +96,7 @@ func TestJourney(t *testing.T) {
 		t.Errorf("the event says %s", why)
 	}
 	j.noted(t, 2, "preferred", false)
+	t.Run("moves", j.testMoves) // first: a kubelet that is restarted has no GPUs for new pods, since nobody offers them again
 	t.Run("restarts", j.testRestarts)
 	step("done")
 }
@@ -115,37 +116,16 @@ func (j *journey) testRestarts(t *testing.T) {
 		expect(t, pod, counterPort, strconv.Itoa(count))
 	}
 	counts()
-	program := func(name string) func() {
-		return func() {
-			j.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-"+name, "--field-selector", "spec.nodeName="+n.Name())
-			j.rolledOut(t)
-		}
-	}
-	agent := j.agent(t)
-	killed := func() {
-		was := agent()
-		if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		within(t, "there is another agent", func() bool { return agent() != was })
-	}
-	daemon := func(restart func(context.Context) error) func() {
-		return func() {
-			if err := restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	restarts := j.restarts(t, n)
 	for _, what := range []struct {
 		name          string
-		restart       func()
 		first, second string // what comes of the Checkpoint, at each stage
 	}{
-		{"controller", program("controller"), "Complete", "Complete"},
-		{"kubelet", daemon(n.RestartKubelet), "Complete", "Complete"},
-		{"containerd", daemon(n.Restart), "Failed", "Complete"},
-		{"agent", program("agent"), "Complete", "Complete"},
-		{"agent-killed", killed, "Complete", "Complete"},
+		{"controller", "Complete", "Complete"},
+		{"kubelet", "Complete", "Complete"},
+		{"containerd", "Failed", "Complete"},
+		{"agent", "Complete", "Complete"},
+		{"agent-killed", "Complete", "Complete"},
 	} {
 		for stage, want := range map[string]string{"Checkpointing": what.first, "Pushing": what.second} {
 			agents := strings.HasPrefix(what.name, "agent")
@@ -154,11 +134,7 @@ func (j *journey) testRestarts(t *testing.T) {
 			}
 			name := strings.ToLower(what.name + "-" + stage)
 			made++
-			release, hurry := sync.OnceFunc(n.Registry().Hold()), func() {}
-			t.Cleanup(release)
-			if stage == "Checkpointing" {
-				hurry = softwareGPU(t, n, "checkpoint_delay_ms=10000\n")
-			}
+			goesOn := j.stays(t, n, stage)
 			j.make(t, name, "restarts")
 			if stage == "Checkpointing" {
 				paused(t, n, pod)
@@ -172,9 +148,8 @@ func (j *journey) testRestarts(t *testing.T) {
 					return slices.ContainsFunc(objects{n: n}.ours(t), func(image string) bool { return strings.HasPrefix(image, prefix) })
 				})
 			}
-			what.restart()
-			release()
-			hurry()
+			restarts[what.name]()
+			goesOn()
 			var over string
 			within(t, "the Checkpoint is over", func() bool {
 				over = j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[?(@.status==\"True\")].type}: {.status.conditions[*].message}")
@@ -207,16 +182,108 @@ func (j *journey) testRestarts(t *testing.T) {
 	counts()
 }
 
-// agent returns what finds the process of the first node's agent; 0 while there is none.
-func (j *journey) agent(t *testing.T) func() int {
-	return func() int {
-		id := j.kubectl(t, "get", "pods", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--field-selector", "spec.nodeName="+j.nodes[0].Name(), "--output", "jsonpath={.items[0].status.containerStatuses[0].containerID}")
-		pid, err := j.nodes[0].Pid(t.Context(), strings.TrimPrefix(id, "containerd://"))
-		if err != nil {
-			return 0
+// Whatever of the cluster's programs is restarted, and when: a Migration has the pod go on elsewhere, once.
+func (j *journey) testMoves(t *testing.T) {
+	all := os.Getenv(envRestarts) == "all"
+	from, to := j.nodes[0], j.nodes[1]
+	name, count := "moves", 101
+	pod := apply(t, from, name, counter{class: "gpuckpt"})
+	expect(t, pod, counterPort, strconv.Itoa(count))
+	for _, what := range []string{"agent", "agent-killed", "controller"} {
+		for _, stage := range []string{"Checkpointing", "Pushing", "Restoring"} {
+			if !all && what != "agent" {
+				continue
+			}
+			next := strings.ToLower("moves-" + what + "-" + stage)
+			removed(t, from, next)
+			at := from
+			if stage == "Restoring" {
+				at = to
+			}
+			goesOn := j.stays(t, at, stage)
+			j.apply(t, map[string]any{
+				"apiVersion": "gpuckpt.dev/v1alpha1", "kind": "Migration", "metadata": map[string]any{"name": next},
+				"spec": map[string]any{"pod": name, "nodeName": to.Name(), "repository": j.nodes[0].Registry().Host + "/team/moves", "pushSecret": pullSecret},
+			})
+			switch stage {
+			case "Checkpointing":
+				paused(t, from, pod)
+			case "Pushing":
+				within(t, "it is pushed", j.nodes[0].Registry().Held)
+			default:
+				within(t, "it is restored", func() bool {
+					return j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+next+",reason=Pulled", "--output", "name") != ""
+				})
+			}
+			j.restarts(t, at)[what]()
+			goesOn()
+			j.kubectl(t, "wait", "--for=condition=Complete", "migration/"+next, "--timeout=180s")
+			t.Logf("%s restarted while it is %s: it has moved", what, stage)
+			var err error
+			if pod, err = to.WaitReady(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			count++
+			expect(t, pod, counterPort, strconv.Itoa(count))
+			if left := j.kubectl(t, "get", "pod", name, "--ignore-not-found"); left != "" {
+				t.Errorf("there is still %s", left)
+			}
+			name, from, to = next, to, from
 		}
-		return pid
 	}
+}
+
+// restarts returns what restarts the programs of a node, and the controller.
+func (j *journey) restarts(t *testing.T, n *node.Node) map[string]func() {
+	program := func(name, node string) func() {
+		return func() {
+			j.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-"+name, "--field-selector", node)
+			j.rolledOut(t)
+		}
+	}
+	daemon := func(restart func(context.Context) error) func() {
+		return func() {
+			if err := restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return map[string]func(){
+		"controller": program("controller", ""), "agent": program("agent", "spec.nodeName="+n.Name()),
+		"kubelet": daemon(n.RestartKubelet), "containerd": daemon(n.Restart),
+		"agent-killed": func() {
+			was := j.agent(t, n, 0)
+			if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			j.agent(t, n, was)
+		},
+	}
+}
+
+// stays has what is done on a node stay at a stage, from now until the returned function is called.
+func (j *journey) stays(t *testing.T, n *node.Node, stage string) (goesOn func()) {
+	switch stage {
+	case "Checkpointing":
+		return softwareGPU(t, n, "checkpoint_delay_ms=10000\n")
+	case "Restoring":
+		return softwareGPU(t, n, "restore_delay_ms=10000\n")
+	}
+	release := sync.OnceFunc(j.nodes[0].Registry().Hold())
+	t.Cleanup(release)
+	return release
+}
+
+// agent waits for an agent's process on a node, which is another one than was.
+func (j *journey) agent(t *testing.T, n *node.Node, was int) (pid int) {
+	t.Helper()
+	within(t, "there is an agent", func() bool {
+		id := j.kubectl(t, "get", "pods", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--field-selector", "spec.nodeName="+n.Name(), "--output", "jsonpath={.items[0].status.containerStatuses[0].containerID}")
+		var err error
+		pid, err = n.Pid(t.Context(), strings.TrimPrefix(id, "containerd://"))
+		return err == nil && pid > 0 && pid != was
+	})
+	return pid
 }
 
 // checkpointed returns how often the pod of testRestarts was checkpointed, as far as its events say.
