@@ -134,6 +134,9 @@ func (j *journey) testRestarts(t *testing.T) {
 			}
 			name := strings.ToLower(what.name + "-" + stage)
 			made++
+			if agents && stage == "Checkpointing" {
+				made++ // what the shim has dumped before another agent is there is of no use
+			}
 			goesOn := j.stays(t, n, stage)
 			j.make(t, name, "restarts")
 			if stage == "Checkpointing" {
@@ -156,7 +159,7 @@ func (j *journey) testRestarts(t *testing.T) {
 				return strings.HasPrefix(over, "Complete") || strings.HasPrefix(over, "Failed")
 			})
 			t.Logf("%s restarted while it is %s: %s", what.name, stage, over)
-			if again := j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.restarts}"); again == "1" != agents {
+			if again := j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.restarts}"); stage == "Pushing" && again == "1" != agents {
 				t.Errorf("%s restarted while it is %s: the Checkpoint knows of %q restarts", what.name, stage, again)
 			}
 			if !strings.HasPrefix(over, want) {
