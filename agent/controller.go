@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,6 +34,8 @@ const (
 	// handover is how long the controller may take to hand over a push secret, and look how often the
 	// agent looks for it.
 	handover, look = 2 * time.Minute, 200 * time.Millisecond
+	// restarts is how often an agent goes on with what another one has left: it may be what ends them.
+	restarts = 3
 )
 
 // patience is how an API server is asked again that does not answer. After three minutes it is over.
@@ -50,6 +53,8 @@ func patiently(ctx context.Context, ask func() error) (err error) {
 // worker does the work on the node; a test has its own.
 type worker interface {
 	Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error)
+	Taken(ctx context.Context, prefix string) ([]node.Captured, error)
+	Push(ctx context.Context, w node.Wanted, made []node.Captured)
 	Discard(ctx context.Context, image string) error
 	Recover(ctx context.Context) error
 }
@@ -91,13 +96,12 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if k.Status.Phase.Over() || k.DeletionTimestamp != nil || k.Status.Node != c.node {
 		return ctrl.Result{}, nil
 	}
-	if k.Status.Phase == api.Running {
+	left := k.Status.Phase == api.Running
+	if left {
 		// What the agent has seen may be older than what it has done.
 		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
-		// This agent is not at it: another one has begun it and is gone.
-		return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, errors.Join(errors.New("the node's agent was restarted meanwhile; the pod runs on"), c.work.Recover(ctx))})
 	}
 	end, ok := c.turns.Take(k.Namespace)
 	if !ok {
@@ -105,7 +109,20 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	}
 	defer end()
 	began := metav1.NewTime(c.now())
-	k.Status.Phase, k.Status.Stage, k.Status.StartTime = api.Running, api.Checkpointing, &began
+	var made []node.Captured
+	if k.Status.Phase, k.Status.Stage = api.Running, api.Checkpointing; left {
+		// This agent is not at it: another one has begun it and is gone.
+		var err error
+		if made, err = c.taken(ctx, &k); err != nil {
+			return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, fmt.Errorf("the node's agent was restarted meanwhile: %w", err)})
+		}
+		if made != nil {
+			k.Status.Stage = api.Pushing
+		}
+		k.Status.Restarts, k.Status.Bytes, k.Status.Containers = k.Status.Restarts+1, 0, nil
+	} else {
+		k.Status.StartTime = &began
+	}
 	var key hpke.PrivateKey
 	if k.Spec.PushSecret != "" {
 		var err error
@@ -116,39 +133,82 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if err := c.client.Status().Update(ctx, &k); err != nil { // a conflict: it comes again
 		return ctrl.Result{}, err
 	}
-	pod, err := c.checkpoint(ctx, &k, key)
-	if errors.Is(err, errOver) {
-		return ctrl.Result{}, nil
+	pod, made, err := c.checkpoint(ctx, &k, key, made)
+	if !errors.Is(err, errOver) {
+		if err := c.end(ctx, &k, pod, err); err != nil {
+			return ctrl.Result{}, err
+		}
 	}
-	return ctrl.Result{}, c.end(ctx, &k, pod, err)
+	ctx = context.WithoutCancel(ctx)
+	for _, m := range made {
+		if m.Push == nil && c.ends(ctx, &k) {
+			continue
+		}
+		if err := patiently(ctx, func() error { return c.work.Discard(ctx, m.Image) }); err != nil {
+			ctrl.LoggerFrom(ctx).Error(err, "remove an image of a Checkpoint that is over", "image", m.Image)
+		}
+	}
+	return ctrl.Result{}, nil
 }
 
-// checkpoint checkpoints and pushes the pod's containers, in one cut. On the node the images have names
-// of ours: a name that the author of an object chose may be that of another's image. The pod is nil if
-// it is gone.
-func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey) (*corev1.Pod, error) {
+// images begins the names of a Checkpoint's images on the node. The number of them follows, and "-" and
+// the container's name where the pod has several. No pod can name them: a repository of Kubernetes' is in
+// small letters.
+func images(k *api.Checkpoint) string { return "gpuckpt.invalid/Checkpoint/" + string(k.UID) + ":" }
+
+// taken lets run on what an agent that is gone has left paused, and returns the images that it has taken;
+// nil if not all are there, and then none is left.
+func (c *controller) taken(ctx context.Context, k *api.Checkpoint) (all []node.Captured, err error) {
+	err = patiently(ctx, func() error {
+		if err := c.work.Recover(ctx); err != nil {
+			return err
+		}
+		all, err = c.work.Taken(ctx, images(k))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		if number, _, _ := strings.Cut(strings.TrimPrefix(m.Image, images(k)), "-"); number == strconv.Itoa(len(all)) {
+			continue
+		}
+		for _, m := range all {
+			err = errors.Join(err, c.work.Discard(ctx, m.Image))
+		}
+		return nil, err
+	}
+	return all, nil
+}
+
+// checkpoint checkpoints and pushes the pod's containers, in one cut, or pushes what was made before. The
+// pod is nil if it is gone. What is made may be there also after an error.
+func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, made []node.Captured) (*corev1.Pod, []node.Captured, error) {
 	pod := new(corev1.Pod)
 	err := patiently(ctx, func() error {
 		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, pod)
 	})
 	if client.IgnoreNotFound(err) != nil {
-		return nil, err
+		return nil, made, err
 	}
 	if err != nil || pod.UID != k.Status.PodUID {
-		return nil, failure{"PodNotFound", fmt.Errorf("the pod %s is gone", k.Spec.Pod)}
+		if pod = nil; made == nil {
+			return nil, nil, failure{"PodNotFound", fmt.Errorf("the pod %s is gone", k.Spec.Pod)}
+		}
 	}
 	c.mu.Lock()
 	if c.pods == nil {
 		c.pods = map[types.UID]client.ObjectKey{}
 	}
-	c.pods[pod.UID] = client.ObjectKeyFromObject(k)
+	c.pods[k.Status.PodUID] = client.ObjectKeyFromObject(k)
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
-		delete(c.pods, pod.UID)
+		delete(c.pods, k.Status.PodUID)
 		c.mu.Unlock()
 	}()
-	return pod, c.push(ctx, k, key, pod)
+	made, err = c.push(ctx, k, key, pod, made)
+	return pod, made, err
 }
 
 // checkpointed notes that a container of a pod is checkpointed. Whoever else writes the status meanwhile
@@ -165,58 +225,68 @@ func (c *controller) checkpointed(ctx context.Context, pod types.UID, bytes int6
 	_ = c.client.Status().Update(ctx, &k)
 }
 
-func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, pod *corev1.Pod) error {
-	var names []string
-	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
-		if s.State.Running != nil && (k.Spec.Container == "" || k.Spec.Container == s.Name) {
-			names = append(names, s.Name)
+// push takes the images, unless they are made, and pushes them. On the node they have names of ours: a
+// name that the author of an object chose may be that of another's image.
+func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, pod *corev1.Pod, made []node.Captured) ([]node.Captured, error) {
+	w := node.Wanted{
+		Namespace: k.Namespace, Pod: k.Spec.Pod, Image: images(k) + strconv.Itoa(len(made)), Target: k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name),
+		Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second,
+	}
+	tired := ""
+	if k.Status.Restarts > restarts {
+		tired = fmt.Sprintf("the node's agent was restarted %d times meanwhile", k.Status.Restarts)
+	}
+	if made == nil {
+		if tired != "" {
+			return nil, failure{api.Interrupted, errors.New(tired + "; the pod runs on")}
+		}
+		for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
+			if s.State.Running != nil && (k.Spec.Container == "" || k.Spec.Container == s.Name) {
+				w.Containers = append(w.Containers, s.Name)
+			}
+		}
+		if len(w.Containers) == 0 {
+			return nil, failure{"NotRunning", fmt.Errorf("no such container of the pod %s runs", pod.Name)}
+		}
+		w.Image = images(k) + strconv.Itoa(len(w.Containers))
+		if len(w.Containers) == 1 && len(pod.Spec.Containers) > 1 {
+			w.Image, w.Target = w.Image+"-"+w.Containers[0], w.Target+"-"+w.Containers[0]
 		}
 	}
-	if len(names) == 0 {
-		return failure{"NotRunning", fmt.Errorf("no such container of the pod %s runs", pod.Name)}
-	}
-	credentials, err := c.credentials(ctx, k, key)
-	if err != nil {
-		return err
-	}
-	// No pod can name it: a repository of Kubernetes' is in small letters.
-	image := "gpuckpt.invalid/Checkpoint/" + string(k.UID) + ":1"
-	target := k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name)
-	if len(names) == 1 && len(pod.Spec.Containers) > 1 {
-		target += "-" + names[0]
-	}
-	made, err := c.work.Checkpoint(ctx, node.Wanted{
-		Namespace: pod.Namespace, Pod: pod.Name, Containers: names, Image: image, Target: target,
-		Credentials: credentials, Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second,
-	})
-	if err != nil {
-		return failure{"CheckpointFailed", err}
+	if tired == "" {
+		var err error
+		if w.Credentials, err = c.credentials(ctx, k, key); err != nil {
+			return made, err
+		}
+		if made == nil {
+			if made, err = c.work.Checkpoint(ctx, w); err != nil {
+				return nil, failure{"CheckpointFailed", err}
+			}
+		} else {
+			c.work.Push(ctx, w, made)
+		}
 	}
 	var failed []error
 	for _, m := range made {
-		if m.Push == nil {
-			err := fmt.Errorf("container %s: %s", m.Name, m.PushError)
-			if c.ends(ctx, pod) {
-				failed = append(failed, fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s %s sends it",
-					err, c.node, m.Image, target+strings.TrimPrefix(m.Image, image)))
-				continue
-			}
-			failed = append(failed, err)
-		} else {
+		if m.Push != nil {
 			k.Status.Bytes += m.Bytes
 			k.Status.Containers = append(k.Status.Containers, api.Container{
 				Name: m.Name, Image: m.Push.Image, Digest: m.Push.Digest, Bytes: m.Bytes, GPUBytes: m.GPUBytes, Pushed: m.Push.Moved,
 				Checkpoint: seconds(m.PausedSeconds), Build: seconds(m.BuildSeconds), Push: seconds(m.Push.Took),
 			})
+			continue
 		}
-		if err := c.work.Discard(context.WithoutCancel(ctx), m.Image); err != nil {
-			failed = append(failed, err)
+		err := fmt.Errorf("container %s: %s", m.Name, cmp.Or(m.PushError, tired))
+		if c.ends(ctx, k) {
+			err = fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s %s sends it",
+				err, c.node, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image))
 		}
+		failed = append(failed, err)
 	}
 	if err := errors.Join(failed...); err != nil {
-		return failure{"PushFailed", err}
+		return made, failure{"PushFailed", err}
 	}
-	return nil
+	return made, nil
 }
 
 // credentials returns the docker config.json to push with, which the controller hands over.
@@ -251,14 +321,16 @@ func seconds(s float64) metav1.Duration {
 	return metav1.Duration{Duration: time.Duration(s * float64(time.Second)).Round(time.Millisecond)}
 }
 
-// ends reports whether a pod has ended, or is about to: an image that is not in the registry is then all
+// ends reports whether the pod has ended, or is about to: an image that is not in the registry is then all
 // that is left of it. That is asked of the pod, and not of the Checkpoint, whose author may write
 // anything there.
-func (c *controller) ends(ctx context.Context, pod *corev1.Pod) bool {
+func (c *controller) ends(ctx context.Context, k *api.Checkpoint) bool {
 	ctx = context.WithoutCancel(ctx)
 	var now corev1.Pod
-	err := patiently(ctx, func() error { return c.direct.Get(ctx, client.ObjectKeyFromObject(pod), &now) })
-	return err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed || api.Ending(&now) != ""
+	err := patiently(ctx, func() error {
+		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &now)
+	})
+	return err != nil || now.UID != k.Status.PodUID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed || api.Ending(&now) != ""
 }
 
 // write writes the status of a Checkpoint. over says that somebody has said before what came of it.
@@ -279,9 +351,12 @@ func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, e
 }
 
 // end says what came of a Checkpoint: in its status, as an event of it, and of the pod if that ends. pod
-// may be nil.
+// may be nil. After an error the Checkpoint is not over.
 func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod, err error) error {
-	ctx = context.WithoutCancel(ctx) // an agent that ends says so
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx) // this agent ends, and the next one goes on
+	}
+	ctx = context.WithoutCancel(ctx)
 	now := metav1.NewTime(c.now())
 	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
 	k.Status.Phase, k.Status.Stage, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, "", &now, nil

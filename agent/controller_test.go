@@ -33,6 +33,7 @@ import (
 type diary struct {
 	did   []string
 	fails string
+	taken []string // what the images of an agent before are called, behind ours
 }
 
 func (d *diary) do(what string) error {
@@ -43,15 +44,15 @@ func (d *diary) do(what string) error {
 	return nil
 }
 
-// ours is what the image of the Checkpoint k is called on the node.
-const ours = "gpuckpt.invalid/Checkpoint/uid-of-k:1"
+// ours begins the names of the images of the Checkpoint k on the node.
+const ours = "gpuckpt.invalid/Checkpoint/uid-of-k:"
 
-func (d *diary) Checkpoint(_ context.Context, w node.Wanted) (made []node.Captured, err error) {
+func (d *diary) Checkpoint(ctx context.Context, w node.Wanted) (made []node.Captured, err error) {
 	names := strings.Join(w.Containers, ",")
 	if err := d.do("checkpoint " + w.Namespace + "/" + w.Pod + " " + names); err != nil {
 		return nil, err
 	}
-	if w.Image != ours {
+	if !strings.HasPrefix(w.Image, ours) {
 		return nil, errors.New("the image is called " + w.Image)
 	}
 	for _, name := range w.Containers {
@@ -59,18 +60,33 @@ func (d *diary) Checkpoint(_ context.Context, w node.Wanted) (made []node.Captur
 		if len(w.Containers) == 1 {
 			end = ""
 		}
-		m := node.Captured{Name: name, Image: w.Image + end, Bytes: 2, GPUBytes: 3}
-		if err := d.do("push " + w.Target + end + " " + string(w.Credentials)); err != nil {
-			m.PushError = err.Error()
-		} else {
-			m.Push = &node.Pushed{Image: w.Target + end, Digest: "sha256:1", Moved: 4}
-		}
-		made = append(made, m)
+		made = append(made, node.Captured{Name: name, Image: w.Image + end, Bytes: 2, GPUBytes: 3})
 	}
+	d.Push(ctx, w, made)
 	return made, nil
 }
 
-func (d *diary) Discard(_ context.Context, image string) error { return d.do("discard " + image) }
+func (d *diary) Push(_ context.Context, w node.Wanted, made []node.Captured) {
+	for i := range made {
+		m, target := &made[i], w.Target+strings.TrimPrefix(made[i].Image, w.Image)
+		if err := d.do("push " + target + " " + string(w.Credentials)); err != nil {
+			m.PushError = err.Error()
+		} else {
+			m.Push = &node.Pushed{Image: target, Digest: "sha256:1", Moved: 4}
+		}
+	}
+}
+
+func (d *diary) Taken(_ context.Context, prefix string) (taken []node.Captured, err error) {
+	for _, end := range d.taken {
+		taken = append(taken, node.Captured{Name: "a", Image: prefix + end, Bytes: 2, GPUBytes: 3})
+	}
+	return taken, d.do("look for " + prefix)
+}
+
+func (d *diary) Discard(_ context.Context, image string) error {
+	return d.do("discard " + strings.TrimPrefix(image, ours))
+}
 
 func (d *diary) Recover(context.Context) error { return d.do("recover") }
 
@@ -99,11 +115,15 @@ func TestController(t *testing.T) {
 		}
 		return p
 	}
+	left := func(restarts int32) api.Status {
+		return api.Status{Phase: api.Running, Stage: api.Pushing, Restarts: restarts, Bytes: 7, Node: "here", Conditions: []metav1.Condition{{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: api.NoAgent}}}
+	}
 	for _, c := range []struct {
 		name   string
 		pod    *corev1.Pod
 		spec   api.Spec
 		before api.Status
+		taken  []string
 		fails  string
 		did    []string
 		phase  api.Phase
@@ -114,25 +134,25 @@ func TestController(t *testing.T) {
 		other  bool // another pod has the name
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
-			did: []string{"checkpoint ns/pod a", "push r/job:k secret", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k secret", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "all of two", pod: pod("here", "a", "b"),
-			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
 		{name: "all of two, and one is refused", pod: pod("here", "a", "b"), fails: "checkpoint ns/pod a,b",
 			did: []string{"checkpoint ns/pod a,b"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "all of two, and one cannot be pushed", pod: pod("here", "a", "b"), fails: "push r/job:k-a {}",
-			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-a", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-a", "discard 2-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
 		{name: "one of two", pod: pod("here", "a", "b"), spec: api.Spec{Container: "b"},
-			did: []string{"checkpoint ns/pod b", "push r/job:k-b {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod b", "push r/job:k-b {}", "discard 1-b"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "the controller deletes the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)},
-			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "a push that fails keeps the pod", pod: pod("here", "a"), spec: api.Spec{LeaveRunning: new(bool)}, fails: "push r/job:k {}",
-			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard 1"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "a label keeps no image", pod: pod("here", "a"), label: true, fails: "push r/job:k {}",
-			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard " + ours}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"checkpoint ns/pod a", "push r/job:k {}", "discard 1"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "a push that fails keeps the image of a pod that ends", pod: pod("here", "a"), ends: true, fails: "push r/job:k {}",
 			did: []string{"checkpoint ns/pod a", "push r/job:k {}"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "of two that end one can be pushed", pod: pod("here", "a", "b"), ends: true, fails: "push r/job:k-a {}",
-			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard " + ours + "-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
+			did: []string{"checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-b"}, phase: api.Failed, reason: "PushFailed", made: 1},
 		{name: "a checkpoint that is refused", pod: pod("here", "a"), fails: "checkpoint ns/pod a", did: []string{"checkpoint ns/pod a"}, phase: api.Failed, reason: "CheckpointFailed"},
 		{name: "no secret", pod: pod("here", "a"), spec: api.Spec{PushSecret: "other"}, phase: api.Failed},
 		{name: "no such container", pod: pod("here", "a"), spec: api.Spec{Container: "c"}, phase: api.Failed, reason: "NotRunning"},
@@ -140,7 +160,22 @@ func TestController(t *testing.T) {
 		{name: "another pod of the name", pod: pod("here", "a"), other: true, phase: api.Failed, reason: "PodNotFound"},
 		{name: "another node's", pod: pod("there", "a"), before: api.Status{Node: "there"}},
 		{name: "of no node yet", pod: pod("here", "a"), before: api.Status{Conditions: []metav1.Condition{{Type: api.Waiting}}}},
-		{name: "an agent that was killed", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "here", Conditions: []metav1.Condition{{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: api.NoAgent}}}, did: []string{"recover"}, phase: api.Failed, reason: api.Interrupted},
+		{name: "an agent that was killed", pod: pod("here", "a"), before: left(0), spec: api.Spec{PushSecret: "registry"},
+			did: []string{"recover", "look for " + ours, "checkpoint ns/pod a", "push r/job:k secret", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "it was killed when all was taken", pod: pod("here", "a", "b"), before: left(2), taken: []string{"2-a", "2-b"}, spec: api.Spec{PushSecret: "registry"},
+			did: []string{"recover", "look for " + ours, "push r/job:k-a secret", "push r/job:k-b secret", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+		{name: "it was killed when one of two was taken, which was asked for", pod: pod("here", "a", "b"), before: left(0), taken: []string{"1-a"},
+			did: []string{"recover", "look for " + ours, "push r/job:k-a {}", "discard 1-a"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "it was killed while it named the images", pod: pod("here", "a", "b"), before: left(0), taken: []string{"2-a"},
+			did: []string{"recover", "look for " + ours, "discard 2-a", "checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+		{name: "it was killed, and the pod is gone", before: left(0), did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: "PodNotFound"},
+		{name: "it was killed when all was taken, and the pod is gone", before: left(0), taken: []string{"1"},
+			did: []string{"recover", "look for " + ours, "push r/job:k {}", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "it was killed again and again", pod: pod("here", "a"), before: left(restarts), did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: api.Interrupted},
+		{name: "it was killed again and again when all was taken", pod: pod("here", "a"), before: left(restarts), taken: []string{"1"},
+			did: []string{"recover", "look for " + ours, "discard 1"}, phase: api.Failed, reason: "PushFailed"},
+		{name: "it was killed again and again, and the pod ends", pod: pod("here", "a"), ends: true, before: left(restarts), taken: []string{"1"},
+			did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: "PushFailed"},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
@@ -170,7 +205,7 @@ func TestController(t *testing.T) {
 				objects = append(objects, c.pod)
 			}
 			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{SubResourceUpdate: handsOver}).Build()
-			d, events := &diary{fails: c.fails}, record.NewFakeRecorder(10)
+			d, events := &diary{fails: c.fails, taken: c.taken}, record.NewFakeRecorder(10)
 			r := &controller{client: cluster, direct: cluster, events: events, node: "here", work: d, now: time.Now}
 			key := client.ObjectKeyFromObject(k)
 			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key}); err != nil {
@@ -195,6 +230,9 @@ func TestController(t *testing.T) {
 			}
 			if got := k.Status.Containers; len(got) != want || want > 0 && (!strings.HasPrefix(got[0].Image, "r/job:k") || got[0].Digest != "sha256:1" || got[0].Pushed != 4) {
 				t.Errorf("%+v", got)
+			}
+			if c.phase == api.Succeeded && c.reason != "" && k.Status.Bytes != 2*int64(want) {
+				t.Errorf("it has %d bytes", k.Status.Bytes)
 			}
 			if k.Status.Phase.Over() && k.Status.Handover != nil {
 				t.Error("what was handed over is still there")
@@ -280,6 +318,64 @@ func TestConflicts(t *testing.T) {
 	r.client = behind{cluster, &old}
 	if now := reconcile(); now.Status.Phase != api.Succeeded || len(now.Status.Conditions) != 1 {
 		t.Fatalf("%+v", now.Status)
+	}
+}
+
+// ending is a worker whose agent ends while it works.
+type ending struct {
+	*diary
+	end func()
+}
+
+func (e ending) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, error) {
+	e.end()
+	return e.diary.Checkpoint(ctx, w)
+}
+
+// What an agent leaves at its end, the next one goes on with: it is not over, and no image is removed.
+func TestEnds(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		fails string
+		then  []string // does the next one
+	}{
+		{"checkpoint ns/pod a", []string{"recover", "look for " + ours, "checkpoint ns/pod a", "push r/job:k {}", "discard 1"}},
+		{"push r/job:k {}", []string{"recover", "look for " + ours, "push r/job:k {}", "discard 1"}},
+		{"", nil},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Node: "here", PodUID: "1"}}
+		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+		key := client.ObjectKeyFromObject(k)
+		ctx, end := context.WithCancel(t.Context())
+		d := &diary{fails: c.fails}
+		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: ending{d, end}, now: time.Now}
+		_, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: key})
+		if err := cluster.Get(t.Context(), key, k); err != nil {
+			t.Fatal(err)
+		}
+		if want := map[bool]api.Phase{true: api.Succeeded, false: api.Running}[c.then == nil]; k.Status.Phase != want || (err != nil) != (c.then != nil) || len(k.Status.Conditions) > 0 != (c.then == nil) {
+			t.Errorf("%q: it is %+v, error %v", c.fails, k.Status, err)
+		}
+		next := &diary{}
+		if strings.HasPrefix(c.fails, "push") {
+			next.taken = []string{"1"}
+			if slices.Contains(d.did, "discard 1") {
+				t.Errorf("%q: it did %q", c.fails, d.did)
+			}
+		}
+		r = &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: next, now: time.Now}
+		_, err = r.Reconcile(t.Context(), ctrl.Request{NamespacedName: key})
+		if err := errors.Join(err, cluster.Get(t.Context(), key, k)); err != nil {
+			t.Fatal(err)
+		}
+		if restarts := int32(min(len(c.then), 1)); k.Status.Phase != api.Succeeded || k.Status.Restarts != restarts || len(k.Status.Containers) != 1 || !slices.Equal(next.did, c.then) {
+			t.Errorf("%q: then it is %+v, and the next agent did %q", c.fails, k.Status, next.did)
+		}
 	}
 }
 

@@ -6,7 +6,8 @@
 //
 // The life of a Checkpoint: its user makes it, the controller notes the pod and its node, that node's
 // agent sets the phase Running, checkpoints and pushes the containers, and sets Succeeded or Failed.
-// Neither is left again: another try is another object. What the agent pushes with, the controller
+// Neither is left again: another try is another object. When the agent ends in between, the next one
+// pushes what was taken, or begins again. What the agent pushes with, the controller
 // hands over (Handover). One that no agent can begin says so in the condition Waiting, and fails after
 // a while.
 package api
@@ -100,6 +101,7 @@ type Status struct {
 	// writes both, and no agent may change them.
 	Node           string             `json:"node,omitempty"`
 	PodUID         types.UID          `json:"podUID,omitempty"`
+	Restarts       int32              `json:"restarts,omitempty"` // of the agent, meanwhile
 	StartTime      *metav1.Time       `json:"startTime,omitempty"`
 	CompletionTime *metav1.Time       `json:"completionTime,omitempty"`
 	Handover       *Handover          `json:"handover,omitempty"`   // while there is one

@@ -90,8 +90,14 @@ func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
 		return made.Containers, nil
 	}
 	// The time was for the checkpoint. What is on its way to the registry goes on.
-	for i := range made.Containers {
-		m := &made.Containers[i]
+	n.Push(ctx, w, made.Containers)
+	return made.Containers, nil
+}
+
+// Push pushes those images of a checkpoint that are not pushed, and notes what came of it.
+func (n Node) Push(ctx context.Context, w Wanted, made []Captured) {
+	for i := range made {
+		m := &made[i]
 		if m.Push != nil {
 			continue
 		}
@@ -100,7 +106,24 @@ func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
 			m.PushError = err.Error()
 		}
 	}
-	return made.Containers, nil
+}
+
+// Taken returns the images in the node's containerd whose names begin so. How long they took is not known.
+func (n Node) Taken(ctx context.Context, prefix string) (taken []Captured, err error) {
+	var all []struct {
+		Captured
+		Container string
+	}
+	if err := n.gpuckpt(ctx, nil, &all, "ls"); err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		if strings.HasPrefix(m.Image, prefix) {
+			m.Name = m.Container
+			taken = append(taken, m.Captured)
+		}
+	}
+	return taken, nil
 }
 
 // push pushes an image that is in containerd. What is returned is nil on an error.

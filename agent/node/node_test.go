@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,20 @@ exit 1
 	if len(lines) < 4 || lines[0] != "checkpoint --pod ns/job --image ours:1 --push r.test/job:k --leave-running a b --plain-http --json --address /run/c.sock --namespace k8s.io" ||
 		lines[1] != "HOME= DOCKER_CONFIG=" || lines[2] != `{"auths":{}}` || !strings.HasPrefix(lines[3], "/memfd:") {
 		t.Errorf("it was asked %q", lines)
+	}
+}
+
+// What an agent has left are images by their names.
+func TestTaken(t *testing.T) {
+	n := standIn(t, `test "$ALL" = "ls --json --address /run/c.sock --namespace k8s.io" || exit 1
+echo '[{"image": "ours:2-b", "container": "b", "bytes": 5, "gpuBytes": 3}, {"image": "theirs:1", "container": "a"}, {"image": "ours:2-a", "container": "a"}]'
+`)
+	made, err := n.Taken(t.Context(), "ours:")
+	if want := []Captured{{Name: "b", Image: "ours:2-b", Bytes: 5, GPUBytes: 3}, {Name: "a", Image: "ours:2-a"}}; err != nil || !slices.Equal(made, want) {
+		t.Errorf("%+v, %v", made, err)
+	}
+	if made, err := n.Taken(t.Context(), "others:"); err != nil || made != nil {
+		t.Errorf("%+v, %v", made, err)
 	}
 }
 

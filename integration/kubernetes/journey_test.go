@@ -11,9 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -94,6 +96,7 @@ func TestJourney(t *testing.T) {
 		t.Errorf("the event says %s", why)
 	}
 	j.noted(t, 2, "preferred", false)
+	t.Run("moves", j.testMoves) // first: a kubelet that is restarted has no GPUs for new pods, since nobody offers them again
 	t.Run("restarts", j.testRestarts)
 	step("done")
 }
@@ -102,7 +105,7 @@ func TestJourney(t *testing.T) {
 const envRestarts = "GPUCKPT_TEST_RESTARTS"
 
 // Whatever is restarted, and when: a Checkpoint is over afterwards, and done once at most, and its pod runs
-// on. But for one: CRI does not know a container again that was paused when containerd ended.
+// on. But for one all are complete: CRI does not know a container again that was paused when containerd ended.
 func (j *journey) testRestarts(t *testing.T) {
 	n, all := j.nodes[0], os.Getenv(envRestarts) == "all"
 	pod := apply(t, n, "restarts", counter{class: "gpuckpt"})
@@ -113,40 +116,28 @@ func (j *journey) testRestarts(t *testing.T) {
 		expect(t, pod, counterPort, strconv.Itoa(count))
 	}
 	counts()
-	program := func(name string) func() {
-		return func() {
-			j.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-"+name, "--field-selector", "spec.nodeName="+n.Name())
-			j.rolledOut(t)
-		}
-	}
-	daemon := func(restart func(context.Context) error) func() {
-		return func() {
-			if err := restart(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
+	restarts := j.restarts(t, n)
 	for _, what := range []struct {
 		name          string
-		restart       func()
 		first, second string // what comes of the Checkpoint, at each stage
 	}{
-		{"controller", program("controller"), "Complete", "Complete"},
-		{"kubelet", daemon(n.RestartKubelet), "Complete", "Complete"},
-		{"containerd", daemon(n.Restart), "Failed", "Complete"},
-		{"agent", program("agent"), "Failed", "Failed"},
+		{"controller", "Complete", "Complete"},
+		{"kubelet", "Complete", "Complete"},
+		{"containerd", "Failed", "Complete"},
+		{"agent", "Complete", "Complete"},
+		{"agent-killed", "Complete", "Complete"},
 	} {
 		for stage, want := range map[string]string{"Checkpointing": what.first, "Pushing": what.second} {
-			if !all && stage != "Pushing" && what.name != "agent" {
+			agents := strings.HasPrefix(what.name, "agent")
+			if !all && stage != "Pushing" && !agents {
 				continue
 			}
 			name := strings.ToLower(what.name + "-" + stage)
 			made++
-			release, hurry := sync.OnceFunc(n.Registry().Hold()), func() {}
-			t.Cleanup(release)
-			if stage == "Checkpointing" {
-				hurry = softwareGPU(t, n, "checkpoint_delay_ms=10000\n")
+			if agents && stage == "Checkpointing" {
+				made++ // what the shim has dumped before another agent is there is of no use
 			}
+			goesOn := j.stays(t, n, stage)
 			j.make(t, name, "restarts")
 			if stage == "Checkpointing" {
 				paused(t, n, pod)
@@ -154,15 +145,23 @@ func (j *journey) testRestarts(t *testing.T) {
 				within(t, "it is pushed", n.Registry().Held)
 				counts()
 			}
-			what.restart()
-			release()
-			hurry()
+			if agents && stage == "Pushing" { // what has no image yet is done again
+				prefix := "gpuckpt.invalid/Checkpoint/" + j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.metadata.uid}")
+				within(t, "its image is there", func() bool {
+					return slices.ContainsFunc(objects{n: n}.ours(t), func(image string) bool { return strings.HasPrefix(image, prefix) })
+				})
+			}
+			restarts[what.name]()
+			goesOn()
 			var over string
 			within(t, "the Checkpoint is over", func() bool {
 				over = j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[?(@.status==\"True\")].type}: {.status.conditions[*].message}")
 				return strings.HasPrefix(over, "Complete") || strings.HasPrefix(over, "Failed")
 			})
 			t.Logf("%s restarted while it is %s: %s", what.name, stage, over)
+			if again := j.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.restarts}"); stage == "Pushing" && again == "1" != agents {
+				t.Errorf("%s restarted while it is %s: the Checkpoint knows of %q restarts", what.name, stage, again)
+			}
 			if !strings.HasPrefix(over, want) {
 				t.Errorf("%s restarted while it is %s: %s, want %s", what.name, stage, over, want)
 			}
@@ -184,6 +183,110 @@ func (j *journey) testRestarts(t *testing.T) {
 	j.make(t, "after-all", "restarts")
 	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/after-all", "--timeout=60s")
 	counts()
+}
+
+// Whatever of the cluster's programs is restarted, and when: a Migration has the pod go on elsewhere, once.
+func (j *journey) testMoves(t *testing.T) {
+	all := os.Getenv(envRestarts) == "all"
+	from, to := j.nodes[0], j.nodes[1]
+	name, count := "moves", 101
+	pod := apply(t, from, name, counter{class: "gpuckpt"})
+	expect(t, pod, counterPort, strconv.Itoa(count))
+	for _, what := range []string{"agent", "agent-killed", "controller"} {
+		for _, stage := range []string{"Checkpointing", "Pushing", "Restoring"} {
+			if !all && what != "agent" {
+				continue
+			}
+			next := strings.ToLower("moves-" + what + "-" + stage)
+			removed(t, from, next)
+			at := from
+			if stage == "Restoring" {
+				at = to
+			}
+			goesOn := j.stays(t, at, stage)
+			j.apply(t, map[string]any{
+				"apiVersion": "gpuckpt.dev/v1alpha1", "kind": "Migration", "metadata": map[string]any{"name": next},
+				"spec": map[string]any{"pod": name, "nodeName": to.Name(), "repository": j.nodes[0].Registry().Host + "/team/moves", "pushSecret": pullSecret},
+			})
+			switch stage {
+			case "Checkpointing":
+				paused(t, from, pod)
+			case "Pushing":
+				within(t, "it is pushed", j.nodes[0].Registry().Held)
+			default:
+				within(t, "it is restored", func() bool {
+					return j.kubectl(t, "get", "events", "--field-selector", "involvedObject.kind=Pod,involvedObject.name="+next+",reason=Pulled", "--output", "name") != ""
+				})
+			}
+			j.restarts(t, at)[what]()
+			goesOn()
+			j.kubectl(t, "wait", "--for=condition=Complete", "migration/"+next, "--timeout=180s")
+			t.Logf("%s restarted while it is %s: it has moved", what, stage)
+			var err error
+			if pod, err = to.WaitReady(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			count++
+			expect(t, pod, counterPort, strconv.Itoa(count))
+			if left := j.kubectl(t, "get", "pod", name, "--ignore-not-found"); left != "" {
+				t.Errorf("there is still %s", left)
+			}
+			name, from, to = next, to, from
+		}
+	}
+}
+
+// restarts returns what restarts the programs of a node, and the controller.
+func (j *journey) restarts(t *testing.T, n *node.Node) map[string]func() {
+	program := func(name, node string) func() {
+		return func() {
+			j.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-"+name, "--field-selector", node)
+			j.rolledOut(t)
+		}
+	}
+	daemon := func(restart func(context.Context) error) func() {
+		return func() {
+			if err := restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return map[string]func(){
+		"controller": program("controller", ""), "agent": program("agent", "spec.nodeName="+n.Name()),
+		"kubelet": daemon(n.RestartKubelet), "containerd": daemon(n.Restart),
+		"agent-killed": func() {
+			was := j.agent(t, n, 0)
+			if err := syscall.Kill(was, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			j.agent(t, n, was)
+		},
+	}
+}
+
+// stays has what is done on a node stay at a stage, from now until the returned function is called.
+func (j *journey) stays(t *testing.T, n *node.Node, stage string) (goesOn func()) {
+	switch stage {
+	case "Checkpointing":
+		return softwareGPU(t, n, "checkpoint_delay_ms=10000\n")
+	case "Restoring":
+		return softwareGPU(t, n, "restore_delay_ms=10000\n")
+	}
+	release := sync.OnceFunc(j.nodes[0].Registry().Hold())
+	t.Cleanup(release)
+	return release
+}
+
+// agent waits for an agent's process on a node, which is another one than was.
+func (j *journey) agent(t *testing.T, n *node.Node, was int) (pid int) {
+	t.Helper()
+	within(t, "there is an agent", func() bool {
+		id := j.kubectl(t, "get", "pods", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--field-selector", "spec.nodeName="+n.Name(), "--output", "jsonpath={.items[0].status.containerStatuses[0].containerID}")
+		var err error
+		pid, err = n.Pid(t.Context(), strings.TrimPrefix(id, "containerd://"))
+		return err == nil && pid > 0 && pid != was
+	})
+	return pid
 }
 
 // checkpointed returns how often the pod of testRestarts was checkpointed, as far as its events say.
