@@ -194,7 +194,7 @@ func (j *journey) testMoves(t *testing.T) {
 	expect(t, pod, counterPort, strconv.Itoa(count))
 	for _, what := range []string{"agent", "agent-killed", "controller"} {
 		for _, stage := range []string{"Checkpointing", "Pushing", "Restoring"} {
-			if !all && what != "agent" {
+			if !all && (what != "agent" || stage != "Pushing") {
 				continue
 			}
 			next := strings.ToLower("moves-" + what + "-" + stage)
