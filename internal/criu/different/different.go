@@ -23,7 +23,6 @@ import (
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -187,31 +186,19 @@ func Save(dir string, found []string) error {
 
 // Read reads the file of a dump, if there is one.
 func Read(dumped *image.Set) (found []string, err error) {
-	if !dumped.Has(image.DifferentName) {
-		return nil, nil
-	}
-	f, err := dumped.OpenFile(image.DifferentName)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parse(f)
+	return image.ReadText(dumped, image.DifferentName, parse)
 }
 
 // plain is a line that can be shown to anybody.
 var plain = regexp.MustCompile(`^[ -~]+$`)
 
 func parse(r io.Reader) (found []string, err error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, longest)
-	for lines.Scan() {
-		if len(found) == mostLines || !plain.MatchString(lines.Text()) {
-			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.DifferentName, lines.Text())
+	err = image.Lines(r, image.DifferentName, longest, func(line string) bool {
+		if len(found) == mostLines || !plain.MatchString(line) {
+			return false
 		}
-		found = append(found, lines.Text())
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.DifferentName, err)
-	}
-	return found, nil
+		found = append(found, line)
+		return true
+	})
+	return found, err
 }

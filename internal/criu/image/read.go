@@ -166,6 +166,35 @@ func (s *Set) OpenFile(name string) (*os.File, error) {
 	return f, err
 }
 
+// ReadText parses a file of a dump that is text of ours, if there is one. parse reads it with Lines.
+func ReadText[T any](dumped *Set, name string, parse func(io.Reader) (T, error)) (all T, err error) {
+	if !dumped.Has(name) {
+		return all, nil
+	}
+	f, err := dumped.OpenFile(name)
+	if err != nil {
+		return all, err
+	}
+	defer f.Close()
+	return parse(f)
+}
+
+// Lines reads the lines of a file of a name, which have up to so many bytes each. do reports whether one is right:
+// else the error is images.ErrDamaged, and shows the line.
+func Lines(r io.Reader, name string, longest int, do func(line string) bool) error {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, longest)
+	for lines.Scan() {
+		if !do(lines.Text()) {
+			return fmt.Errorf("%w: %s: line %q", images.ErrDamaged, name, lines.Text())
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%w: %s: %w", images.ErrDamaged, name, err)
+	}
+	return nil
+}
+
 // open opens an image, and charges it to its budget.
 func (s *Set) open(name string) (*os.File, int64, error) {
 	path := filepath.Join(s.dir, name)

@@ -19,7 +19,6 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -197,35 +196,23 @@ type Sockets []string
 
 // Read reads the file of a dump, if there is one.
 func Read(dumped *image.Set) (Sockets, error) {
-	if !dumped.Has(image.SocketsName) {
-		return nil, nil
-	}
-	f, err := dumped.OpenFile(image.SocketsName)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parse(f)
+	return image.ReadText(dumped, image.SocketsName, parse)
 }
 
 func parse(r io.Reader) (all Sockets, err error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxLine)
 	type descriptor struct{ pid, fd int }
 	seen, left := make(map[descriptor]bool), maxText
-	for lines.Scan() {
-		s, ok := parseSocket(strings.Fields(lines.Text()))
+	err = image.Lines(r, image.SocketsName, maxLine, func(line string) bool {
+		s, ok := parseSocket(strings.Fields(line))
 		of := descriptor{s.pid, s.fd}
-		if left -= len(lines.Bytes()) + 1; !ok || seen[of] || left < 0 {
-			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.SocketsName, lines.Text())
+		if left -= len(line) + 1; !ok || seen[of] || left < 0 {
+			return false
 		}
 		seen[of] = true
-		all = append(all, lines.Text())
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.SocketsName, err)
-	}
-	return all, nil
+		all = append(all, line)
+		return true
+	})
+	return all, err
 }
 
 func parseSocket(words []string) (s socket, ok bool) {

@@ -25,7 +25,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
@@ -174,25 +173,14 @@ func slackFile(tid int) string { return fmt.Sprintf("/proc/%d/timerslack_ns", ti
 type Threads []thread
 
 // Read reads the file of a dump, if there is one.
-func Read(dumped *image.Set) (all Threads, err error) {
-	if !dumped.Has(FileName) {
-		return nil, nil
-	}
-	f, err := dumped.OpenFile(FileName)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parse(f)
+func Read(dumped *image.Set) (Threads, error) {
+	return image.ReadText(dumped, FileName, parse)
 }
 
 func parse(r io.Reader) (all Threads, err error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
+	err = image.Lines(r, FileName, maxLine, func(line string) bool {
 		var t thread
 		var cpus string
-		line := lines.Text()
 		if strings.Count(line, "\t") == oldFields-1 { // of a release before November 26, 2026
 			line += "\t" + noPolicy + "\t0"
 		}
@@ -203,21 +191,18 @@ func parse(r io.Reader) (all Threads, err error) {
 		if err == nil && t.policy != "" {
 			_, _, err = parsePolicy(t.policy)
 		}
-		if err != nil || n != fields || len(all) == criu.MaxThreads || t.core&^coreBits != 0 {
-			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
+		if err == nil {
+			t.cpus, err = host.ParseCPUs(cpus)
 		}
-		if t.cpus, err = host.ParseCPUs(cpus); err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, FileName, err)
-		}
-		if class := t.io &^ (1<<ioClass - 1); t.slack > maxSlack || t.is&^traits != 0 || t.io != 0 && class != bestEffortIO && class != idleIO {
-			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, FileName, lines.Text())
+		class := t.io &^ (1<<ioClass - 1)
+		if err != nil || n != fields || len(all) == criu.MaxThreads || t.core&^coreBits != 0 ||
+			t.slack > maxSlack || t.is&^traits != 0 || t.io != 0 && class != bestEffortIO && class != idleIO {
+			return false
 		}
 		all = append(all, t)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, FileName, err)
-	}
-	return all, nil
+		return true
+	})
+	return all, err
 }
 
 // Restore gives threads what they had. The error names what a thread does not get here, and is no

@@ -4,7 +4,6 @@
 package told
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -24,6 +22,7 @@ import (
 const (
 	sameWatch  = 7 // KCMP_EPOLL_TFD
 	maxWatches = 100_000
+	maxLine    = 256 // six numbers
 	maxErrors  = 16
 	// mostComparisons take a second or so.
 	mostComparisons = 1 << 20
@@ -137,30 +136,19 @@ type Watches []watch
 
 // ReadWatches reads the file of a dump, if there is one.
 func ReadWatches(dumped *image.Set) (Watches, error) {
-	if !dumped.Has(image.WatchesName) {
-		return nil, nil
-	}
-	f, err := dumped.OpenFile(image.WatchesName)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return parse(f)
+	return image.ReadText(dumped, image.WatchesName, parse)
 }
 
 func parse(r io.Reader) (all Watches, err error) {
-	lines := bufio.NewScanner(r)
-	for lines.Scan() {
+	err = image.Lines(r, image.WatchesName, maxLine, func(line string) bool {
 		var w watch
-		if _, err := fmt.Sscanf(lines.Text(), "%d %d %d %d %d %d", &w.pid, &w.epoll, &w.other, &w.fd, &w.events, &w.data); err != nil || w.epoll < 0 || w.fd < 0 || len(all) == maxWatches {
-			return nil, fmt.Errorf("%w: %s: line %q", images.ErrDamaged, image.WatchesName, lines.Text())
+		if _, err := fmt.Sscanf(line, "%d %d %d %d %d %d", &w.pid, &w.epoll, &w.other, &w.fd, &w.events, &w.data); err != nil || w.epoll < 0 || w.fd < 0 || len(all) == maxWatches {
+			return false
 		}
 		all = append(all, w)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", images.ErrDamaged, image.WatchesName, err)
-	}
-	return all, nil
+		return true
+	})
+	return all, err
 }
 
 // Restore has the epolls of restored processes, which stand still, watch the files again. The watch of a
