@@ -323,7 +323,7 @@ func TestDifferent(t *testing.T) {
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
-		"keys": "gone", "shared-port": "the kernel shares it out", "urgent": "without its mark",
+		"keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
 	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true}

@@ -42,6 +42,7 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -936,6 +937,25 @@ static const char *keys_same(void)
 	return syscall(SYS_request_key, "user", "odd", NULL, 0) < 0 ? "gone" : "same";
 }
 
+static void removed_attributes(void)
+{
+	a = make_file(path, O_RDONLY);
+	must(fsetxattr(a, "user.odd", "1", 1, 0));
+	must(unlink(path));
+}
+
+static const char *removed_attributes_same(void) { return fgetxattr(a, "user.odd", NULL, 0) < 0 ? "gone" : "same"; }
+
+static void netlink_type(void) { a = (int)must(socket(AF_NETLINK, SOCK_DGRAM, NETLINK_ROUTE)); }
+
+static const char *netlink_type_same(void)
+{
+	int type = 0;
+	socklen_t n = sizeof type;
+	must(getsockopt(a, SOL_SOCKET, SO_TYPE, &type, &n));
+	return type == SOCK_RAW ? "SOCK_RAW" : type == SOCK_DGRAM ? "same" : "another";
+}
+
 // Two sockets of one port, and a program that gives all to the second one.
 static int shares_port(const struct sockaddr_in *at)
 {
@@ -1259,6 +1279,8 @@ static const struct state {
 	{"thread-directory", thread_directory, NULL},
 	{"thread-files", thread_files, NULL},
 	{"keys", keys, keys_same},
+	{"removed-attributes", removed_attributes, removed_attributes_same},
+	{"netlink-type", netlink_type, netlink_type_same},
 	{"shared-port", shared_port, shared_port_same},
 	{"urgent", urgent, urgent_same},
 	{"locked-segment", locked_segment, locked_segment_same},

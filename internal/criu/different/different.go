@@ -61,6 +61,8 @@ var Kinds = []Kind{
 	{"undo", "`SEM_UNDO` of a System V semaphore", "not undone", func(l *looked) bool { return l.semaphores }},
 	{"locked-segment", "`SHM_LOCK`", "not locked", func(l *looked) bool { return l.locked }},
 	{"keys", "keys (`add_key`)", "gone", nil},
+	{"removed-attributes", "`user.` attributes of a removed file", "gone", nil},
+	{"netlink-type", "type of a netlink socket", "`SOCK_RAW`", nil},
 	{"shared-port", "`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`", "gone", nil},
 	{"urgent", "unread `MSG_OOB` data", "lost, or unmarked", nil},
 	{"own-settings", "`PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
