@@ -56,7 +56,6 @@ type worker interface {
 	Taken(ctx context.Context, prefix string) ([]node.Captured, error)
 	Push(ctx context.Context, w node.Wanted, made []node.Captured)
 	Discard(ctx context.Context, image string) error
-	Recover(ctx context.Context) error
 }
 
 // controller takes the Checkpoints of pods of its node from their making to their end.
@@ -70,6 +69,8 @@ type controller struct {
 	now    func() time.Time
 
 	turns turns.Turns // a registry that does not answer keeps no other namespace waiting
+	// recovering is held while what an agent that is gone has left paused is let run on.
+	recovering sync.WaitGroup
 
 	mu   sync.Mutex
 	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
@@ -96,6 +97,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if k.Status.Phase.Over() || k.DeletionTimestamp != nil || k.Status.Node != c.node {
 		return ctrl.Result{}, nil
 	}
+	c.recovering.Wait() // a container that it has not let run on would be taken for one that its client has paused
 	left := k.Status.Phase == api.Running
 	if left {
 		// What the agent has seen may be older than what it has done.
@@ -141,7 +143,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	}
 	ctx = context.WithoutCancel(ctx)
 	for _, m := range made {
-		if m.Push == nil && c.ends(ctx, &k) {
+		if m.Push == nil && (m.Stays || c.ends(ctx, &k)) {
 			continue
 		}
 		if err := patiently(ctx, func() error { return c.work.Discard(ctx, m.Image) }); err != nil {
@@ -156,13 +158,9 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 // small letters.
 func images(k *api.Checkpoint) string { return "gpuckpt.invalid/Checkpoint/" + string(k.UID) + ":" }
 
-// taken lets run on what an agent that is gone has left paused, and returns the images that it has taken;
-// nil if not all are there, and then none is left.
+// taken returns the images that an agent that is gone has taken; nil if not all are there, and then none is left.
 func (c *controller) taken(ctx context.Context, k *api.Checkpoint) (all []node.Captured, err error) {
 	err = patiently(ctx, func() error {
-		if err := c.work.Recover(ctx); err != nil {
-			return err
-		}
 		all, err = c.work.Taken(ctx, images(k))
 		return err
 	})
@@ -267,7 +265,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		}
 	}
 	var failed []error
-	for _, m := range made {
+	for i, m := range made {
 		if m.Push != nil {
 			k.Status.Bytes += m.Bytes
 			k.Status.Containers = append(k.Status.Containers, api.Container{
@@ -277,7 +275,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 			continue
 		}
 		err := fmt.Errorf("container %s: %s", m.Name, cmp.Or(m.PushError, tired))
-		if c.ends(ctx, k) {
+		if made[i].Stays = c.ends(ctx, k); made[i].Stays {
 			err = fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s %s sends it",
 				err, c.node, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image))
 		}

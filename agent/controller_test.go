@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -88,8 +89,6 @@ func (d *diary) Discard(_ context.Context, image string) error {
 	return d.do("discard " + strings.TrimPrefix(image, ours))
 }
 
-func (d *diary) Recover(context.Context) error { return d.do("recover") }
-
 // handsOver is the cluster's controller: it hands over the secret "registry", and ends the Checkpoints of
 // all others.
 func handsOver(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
@@ -161,21 +160,21 @@ func TestController(t *testing.T) {
 		{name: "another node's", pod: pod("there", "a"), before: api.Status{Node: "there"}},
 		{name: "of no node yet", pod: pod("here", "a"), before: api.Status{Conditions: []metav1.Condition{{Type: api.Waiting}}}},
 		{name: "an agent that was killed", pod: pod("here", "a"), before: left(0), spec: api.Spec{PushSecret: "registry"},
-			did: []string{"recover", "look for " + ours, "checkpoint ns/pod a", "push r/job:k secret", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"look for " + ours, "checkpoint ns/pod a", "push r/job:k secret", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "it was killed when all was taken", pod: pod("here", "a", "b"), before: left(2), taken: []string{"2-a", "2-b"}, spec: api.Spec{PushSecret: "registry"},
-			did: []string{"recover", "look for " + ours, "push r/job:k-a secret", "push r/job:k-b secret", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+			did: []string{"look for " + ours, "push r/job:k-a secret", "push r/job:k-b secret", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
 		{name: "it was killed when one of two was taken, which was asked for", pod: pod("here", "a", "b"), before: left(0), taken: []string{"1-a"},
-			did: []string{"recover", "look for " + ours, "push r/job:k-a {}", "discard 1-a"}, phase: api.Succeeded, reason: "Pushed"},
+			did: []string{"look for " + ours, "push r/job:k-a {}", "discard 1-a"}, phase: api.Succeeded, reason: "Pushed"},
 		{name: "it was killed while it named the images", pod: pod("here", "a", "b"), before: left(0), taken: []string{"2-a"},
-			did: []string{"recover", "look for " + ours, "discard 2-a", "checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
-		{name: "it was killed, and the pod is gone", before: left(0), did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: "PodNotFound"},
+			did: []string{"look for " + ours, "discard 2-a", "checkpoint ns/pod a,b", "push r/job:k-a {}", "push r/job:k-b {}", "discard 2-a", "discard 2-b"}, phase: api.Succeeded, reason: "Pushed", made: 2},
+		{name: "it was killed, and the pod is gone", before: left(0), did: []string{"look for " + ours}, phase: api.Failed, reason: "PodNotFound"},
 		{name: "it was killed when all was taken, and the pod is gone", before: left(0), taken: []string{"1"},
-			did: []string{"recover", "look for " + ours, "push r/job:k {}", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
-		{name: "it was killed again and again", pod: pod("here", "a"), before: left(restarts), did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: api.Interrupted},
+			did: []string{"look for " + ours, "push r/job:k {}", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
+		{name: "it was killed again and again", pod: pod("here", "a"), before: left(restarts), did: []string{"look for " + ours}, phase: api.Failed, reason: api.Interrupted},
 		{name: "it was killed again and again when all was taken", pod: pod("here", "a"), before: left(restarts), taken: []string{"1"},
-			did: []string{"recover", "look for " + ours, "discard 1"}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"look for " + ours, "discard 1"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "it was killed again and again, and the pod ends", pod: pod("here", "a"), ends: true, before: left(restarts), taken: []string{"1"},
-			did: []string{"recover", "look for " + ours}, phase: api.Failed, reason: "PushFailed"},
+			did: []string{"look for " + ours}, phase: api.Failed, reason: "PushFailed"},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
@@ -342,8 +341,8 @@ func TestEnds(t *testing.T) {
 		fails string
 		then  []string // does the next one
 	}{
-		{"checkpoint ns/pod a", []string{"recover", "look for " + ours, "checkpoint ns/pod a", "push r/job:k {}", "discard 1"}},
-		{"push r/job:k {}", []string{"recover", "look for " + ours, "push r/job:k {}", "discard 1"}},
+		{"checkpoint ns/pod a", []string{"look for " + ours, "checkpoint ns/pod a", "push r/job:k {}", "discard 1"}},
+		{"push r/job:k {}", []string{"look for " + ours, "push r/job:k {}", "discard 1"}},
 		{"", nil},
 	} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
@@ -377,6 +376,35 @@ func TestEnds(t *testing.T) {
 			t.Errorf("%q: then it is %+v, and the next agent did %q", c.fails, k.Status, next.did)
 		}
 	}
+}
+
+// Nothing is taken before what another agent has left paused runs on: it would stay so.
+func TestRecovering(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "pod"}, Status: api.Status{Node: "here", Phase: api.Running}}
+		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k).Build()
+		d := &diary{}
+		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: d, now: time.Now}
+		r.recovering.Add(1)
+		go func() {
+			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)}); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		if len(d.did) > 0 {
+			t.Errorf("meanwhile it did %q", d.did)
+		}
+		r.recovering.Done()
+		synctest.Wait()
+		if len(d.did) == 0 {
+			t.Error("then it did nothing")
+		}
+	})
 }
 
 // What is done is seen meanwhile: a container that is checkpointed is being pushed.

@@ -99,9 +99,10 @@ type Status struct {
 	Stage string `json:"stage,omitempty"`
 	// Node is the pod's node, and PodUID the pod: another one of its name is not touched. The controller
 	// writes both, and no agent may change them.
-	Node           string             `json:"node,omitempty"`
-	PodUID         types.UID          `json:"podUID,omitempty"`
-	Restarts       int32              `json:"restarts,omitempty"` // of the agent, meanwhile
+	Node   string    `json:"node,omitempty"`
+	PodUID types.UID `json:"podUID,omitempty"`
+	// Restarts is how often the agent was restarted meanwhile.
+	Restarts       int32              `json:"restarts,omitempty"`
 	StartTime      *metav1.Time       `json:"startTime,omitempty"`
 	CompletionTime *metav1.Time       `json:"completionTime,omitempty"`
 	Handover       *Handover          `json:"handover,omitempty"`   // while there is one

@@ -60,6 +60,8 @@ type Captured struct {
 	// Push is nil if the image could not be pushed; PushError says why.
 	Push      *Pushed `json:"push"`
 	PushError string  `json:"pushError"`
+	// Stays says that the image is to stay on the node.
+	Stays bool `json:"-"`
 }
 
 // Wanted is what a checkpoint is asked for.

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
@@ -35,6 +36,9 @@ const (
 	DefaultDir = "/var/lib/gpuckpt/checkpoints"
 	// undoLimit bounds each undo, and the end of a container: a resume fills the GPUs.
 	undoLimit = 30 * time.Minute
+	// alreadyRuns is what runc's shim says when a resume was done whose answer was lost, or a pause was not
+	// (runningState of cmd/containerd-shim-runc-v2/process).
+	alreadyRuns = "cannot resume a running process"
 )
 
 // Options say how a checkpoint is taken.
@@ -122,7 +126,8 @@ func (r *run) resume(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
-	if err := localstore.Outlast(ctx, r.client, func() error { return r.task.Resume(ctx) }); err != nil {
+	err := localstore.Outlast(ctx, r.client, func() error { return r.task.Resume(ctx) })
+	if err != nil && !strings.Contains(err.Error(), alreadyRuns) {
 		return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
 	}
 	r.unpaused()
@@ -178,7 +183,10 @@ func (r *run) end(ctx context.Context) error {
 		return err
 	}
 	select {
-	case <-exit:
+	case status := <-exit:
+		if err := status.Error(); err != nil {
+			return err
+		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}

@@ -41,13 +41,13 @@ func (d *runningDump) wait() error {
 }
 
 // wait waits for the dump of dump. Its error is nil where there is none, and where the answer was lost with a
-// containerd that was restarted: what the shim is asked next tells.
+// containerd that was restarted, if the shim is asked to resume next, which tells.
 func (r *run) wait() error {
 	if r.dumped == nil {
 		return nil
 	}
 	err := r.dumped.wait()
-	if errdefs.IsUnavailable(err) {
+	if errdefs.IsUnavailable(err) && !r.pausedAt.IsZero() {
 		err = nil
 	}
 	r.result.DumpSeconds = time.Since(r.dumped.began).Seconds()

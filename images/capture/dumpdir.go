@@ -33,6 +33,9 @@ func (r *run) removeDumpDir() error {
 	if r.release == nil {
 		return nil
 	}
+	if !r.pausedAt.IsZero() { // it could not be resumed: Recover finds it by its note
+		return errors.Join(r.release(), os.Mkdir(r.dumpDir, 0o700))
+	}
 	// In this order: a note has a directory.
 	return errors.Join(ignoreNotExist(os.Remove(noteOf(r.dumpDir))), r.release())
 }

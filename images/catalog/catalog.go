@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -64,8 +65,11 @@ func List(ctx context.Context, c *client.Client, keys []sign.Key) (found []Entry
 		switch {
 		case errors.Is(err, oci.ErrNotCheckpoint) || errdefs.IsNotFound(err): // or without the layers
 			continue
-		case err != nil:
+		case err != nil && (ctx.Err() != nil || errdefs.IsUnavailable(err) || errdefs.IsUnknown(err)): // containerd does not answer
 			return nil, fmt.Errorf("read the image %s: %w", i.Name, err)
+		case err != nil: // anybody's, who may pull images
+			log.G(ctx).WithError(err).WithField("image", i.Name).Warn("an image that cannot be read is left out")
+			continue
 		}
 		e.Used = used[i.Name]
 		found = append(found, e)

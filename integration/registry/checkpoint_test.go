@@ -209,7 +209,7 @@ func TestContainerdRestarted(t *testing.T) {
 	take := func(ref string, leaveRunning bool, meanwhile func()) error {
 		own, err := client.New(c.Address())
 		if err != nil {
-			t.Fatal(err)
+			return err
 		}
 		defer own.Close()
 		_, err = capture.Containers(namespaces.WithNamespace(t.Context(), c.Namespace()), own,
@@ -225,10 +225,14 @@ func TestContainerdRestarted(t *testing.T) {
 
 	undo := c.SoftwareGPU(t, "checkpoint_delay_ms=5000")
 	const dumped = "gpuckpt.test/job:dump"
-	answered := make(chan error)
+	answered := make(chan error, 1)
 	go func() { answered <- take(dumped, true, func() {}) }()
 	for status, err := k.Status(t.Context()); err != nil || status != client.Paused; status, err = k.Status(t.Context()) {
-		time.Sleep(5 * time.Millisecond)
+		select {
+		case err := <-answered:
+			t.Fatalf("before the dump: %v", err)
+		case <-time.After(5 * time.Millisecond):
+		}
 	}
 	restart()
 	undo()

@@ -4,10 +4,19 @@
 package registry
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"slices"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/content"
+	cimages "github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/catalog"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
@@ -42,6 +51,10 @@ func TestShelf(t *testing.T) {
 		}
 	}
 	fails(t, c, nil, []string{"not a checkpoint image"}, "rm", harness.WorkloadImage)
+	claims(t, c, names[0], "gpuckpt.test/claims:1")
+	if _, images = list(); len(images) != 3 {
+		t.Errorf("beside an image that nobody can read are listed %v", images)
+	}
 
 	k.MustRemove(t)
 	r := resume(t, c, names[0], k.Port)
@@ -57,5 +70,32 @@ func TestShelf(t *testing.T) {
 	gpuckpt(t, c, "rm", names[0], names[2])
 	if _, images = list(); len(images) != 0 {
 		t.Errorf("left are %v", images)
+	}
+}
+
+// claims makes an image of a checkpoint that nobody can read: it says how much GPU state it has, and means nothing.
+func claims(t *testing.T, c *harness.Containerd, of, name string) {
+	t.Helper()
+	ctx := namespaces.WithNamespace(t.Context(), c.Namespace())
+	image, err := c.Client().ImageService().Get(ctx, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := c.Client().ContentStore()
+	data, err := content.ReadBlob(ctx, store, image.Target)
+	var manifest ocispec.Manifest
+	if err := errors.Join(err, json.Unmarshal(data, &manifest)); err != nil {
+		t.Fatal(err)
+	}
+	manifest.Annotations[annotations.GPUState] = "much"
+	if data, err = json.Marshal(manifest); err != nil {
+		t.Fatal(err)
+	}
+	image = cimages.Image{Name: name, Target: ocispec.Descriptor{MediaType: manifest.MediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}}
+	if err = content.WriteBlob(ctx, store, name, bytes.NewReader(data), image.Target); err == nil {
+		_, err = c.Client().ImageService().Create(ctx, image)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }

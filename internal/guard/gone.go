@@ -107,13 +107,15 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 }
 
 // free returns a name for what is made anew: the name itself, or one like it where something else has the name
-// of a directory on the way, so that none can be made below it. Nothing may have the name of a directory itself.
+// of a directory on the way, so that none can be made below it. Nothing may have the name of a directory itself: in
+// a file system that is not there yet, it gets another one.
 // Each part of a path is looked at once: a tenant's has up to two thousand.
 func (p *paths) free(name string, isDir bool) (string, error) {
 	if !path.IsAbs(name) || path.Clean(name) != name {
 		return name, nil // which is refused later
 	}
 	dir, err := openDir(unix.AT_FDCWD, p.rootfs, 0)
+	known := true // what is in it
 	defer func() { closeDir(dir) }()
 	above, last := path.Split(name)
 	at := make([]byte, 0, len(name)+len(removedSuffix))
@@ -124,6 +126,7 @@ func (p *paths) free(name string, isDir bool) (string, error) {
 		at = append(append(at, '/'), part...)
 		from := dir
 		if source, mounted := p.binds[string(at)]; mounted {
+			known = source != ""
 			dir, err = openDir(unix.AT_FDCWD, source, 0)
 		} else if dir, err = openDir(from, part, unix.O_NOFOLLOW); errors.Is(err, unix.ENOTDIR) {
 			at = append(at, removedSuffix...)
@@ -133,6 +136,9 @@ func (p *paths) free(name string, isDir bool) (string, error) {
 		if errors.Is(err, unix.ENOTDIR) {
 			err = nil // a file that is mounted, or CRIU says so
 		}
+	}
+	if isDir && !known {
+		last += removedSuffix
 	}
 	var st unix.Stat_t
 	for err == nil && isDir && dir >= 0 {

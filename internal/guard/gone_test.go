@@ -34,7 +34,7 @@ func TestFree(t *testing.T) {
 		"/new": "/new", "/new/dir": "/new/dir", "/dir/dir": "/dir/dir.removed.removed", "/dir/new": "/dir/new",
 		"/file": "/file.removed.removed", "/file/dir": "/file.removed/dir.removed", "/file/new/dir": "/file.removed/new/dir",
 		"/link/dir": "/link.removed/dir", "/dir/volume/file": "/dir/volume/file.removed", "/dir/volume/file/dir": "/dir/volume/file.removed/dir",
-		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir",
+		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir.removed", "/dev/shm/file/dir": "/dev/shm/file/dir.removed",
 		"/dir/../dir/dir": "/dir/../dir/dir", "dir": "dir", "/..": "/..",
 	} {
 		if got, err := p.free(name, true); err != nil || got != want {

@@ -59,6 +59,7 @@ func newPaths(spec *specs.Spec, rootfs string) *paths {
 	p.ro["/"] = spec.Root != nil && spec.Root.Readonly
 	for _, m := range spec.Mounts {
 		source, at := "", path.Clean("/"+m.Destination)
+		p.ro[at] = false // also where another mount is below it
 		for _, o := range m.Options {
 			switch o {
 			case "bind", "rbind":

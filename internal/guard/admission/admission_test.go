@@ -418,11 +418,14 @@ func TestKernelFile(t *testing.T) {
 		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": false, "/1/ns/net": false,
 		"/1/map_files/1000-2000": false, "/x/1/fd": false, "/1/fd/": false, "/fd": false, "/ns": false,
 	} {
-		if err := e.kernelFile(name, unix.O_RDONLY); (err == nil) != taken {
+		if err := e.kernelFile(name, unix.O_RDONLY, false); (err == nil) != taken {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if err := e.kernelFile(name, unix.O_RDWR); err == nil {
+		if err := e.kernelFile(name, unix.O_RDWR, false); err == nil {
 			t.Errorf("%s is taken, open for writing", name)
 		}
+	}
+	if err := e.kernelFile("/1/fd", unix.O_RDONLY, true); err == nil {
+		t.Error("a directory of a process of the host's is taken")
 	}
 }

@@ -236,7 +236,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 		return fmt.Errorf("%s is not on the mount %s", name, at)
 	}
 	if kernels(m) && !e.has(unix.CAP_SYS_ADMIN) {
-		if err := e.kernelFile(strings.TrimPrefix(name, at), r.GetFlags()); err != nil {
+		if err := e.kernelFile(strings.TrimPrefix(name, at), r.GetFlags(), isExternal(m)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -319,9 +319,9 @@ var directoryOfLinks = regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_fil
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
 // a process that may write to them opens them again. A directory of links of the container's own
 // processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
-// a link (proc_pid_get_link).
-func (e *Entries) kernelFile(name string, flags uint32) error {
-	if at := directoryOfLinks.FindStringSubmatch(name); at != nil && e.pids[at[1]] {
+// a link (proc_pid_get_link). In a mount from outside the numbers are those of other processes.
+func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
+	if at := directoryOfLinks.FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
 		name = ""
 	}
 	for part := range strings.SplitSeq(name, "/") {

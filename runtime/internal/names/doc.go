@@ -22,6 +22,7 @@ package names
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -85,6 +86,12 @@ func (w *walk) below(dir int, name string) error {
 			return err
 		}
 		n, err := unix.ReadDirent(dir, batch)
+		if errors.Is(err, unix.EINTR) { // of FUSE
+			continue
+		}
+		if errors.Is(err, unix.ENOENT) { // it was removed meanwhile
+			return nil
+		}
 		if n <= 0 || err != nil {
 			return err
 		}
