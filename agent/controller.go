@@ -153,10 +153,33 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	return ctrl.Result{}, nil
 }
 
+// sweep removes the images of Checkpoints that are in the registry, whose agent ended before it did so.
+func (c *controller) sweep(ctx context.Context) error {
+	taken, err := c.work.Taken(ctx, allImages)
+	if err != nil || len(taken) == 0 {
+		return err
+	}
+	var all api.CheckpointList
+	if err := c.direct.List(ctx, &all); err != nil {
+		return err
+	}
+	for _, m := range taken {
+		if slices.ContainsFunc(all.Items, func(k api.Checkpoint) bool {
+			return k.Status.Phase == api.Succeeded && strings.HasPrefix(m.Image, images(&k))
+		}) {
+			err = errors.Join(err, c.work.Discard(ctx, m.Image))
+		}
+	}
+	return err
+}
+
+// allImages begins the names of all Checkpoints' images on a node.
+const allImages = "gpuckpt.invalid/Checkpoint/"
+
 // images begins the names of a Checkpoint's images on the node. The number of them follows, and "-" and
 // the container's name where the pod has several. No pod can name them: a repository of Kubernetes' is in
 // small letters.
-func images(k *api.Checkpoint) string { return "gpuckpt.invalid/Checkpoint/" + string(k.UID) + ":" }
+func images(k *api.Checkpoint) string { return allImages + string(k.UID) + ":" }
 
 // taken returns the images that an agent that is gone has taken; nil if not all are there, and then none is left.
 func (c *controller) taken(ctx context.Context, k *api.Checkpoint) (all []node.Captured, err error) {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -405,6 +406,26 @@ func TestRecovering(t *testing.T) {
 			t.Error("then it did nothing")
 		}
 	})
+}
+
+// An agent removes at its begin what another one has pushed and not removed, and nothing else.
+func TestSweep(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := api.AddTo(scheme); err != nil {
+		t.Fatal(err)
+	}
+	of := func(name string, uid types.UID, phase api.Phase) *api.Checkpoint {
+		return &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}, Status: api.Status{Phase: phase}}
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithObjects(of("a", "a", api.Succeeded), of("b", "b", api.Failed), of("c", "c", api.Running)).Build()
+	d := &diary{taken: []string{"a:1", "aa:1", "b:1", "c:1"}}
+	r := &controller{direct: cluster, work: d}
+	if err := r.sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"look for " + allImages, "discard " + allImages + "a:1"}; !slices.Equal(d.did, want) {
+		t.Errorf("it did %q, want %q", d.did, want)
+	}
 }
 
 // What is done is seen meanwhile: a container that is checkpointed is being pushed.

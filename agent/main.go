@@ -123,6 +123,9 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 		if err := n.Recover(ctx); err != nil {
 			ctrl.Log.Error(err, "resume what killed checkpoints have left paused")
 		}
+		if err := c.sweep(ctx); err != nil {
+			ctrl.Log.Error(err, "remove images of Checkpoints that are over")
+		}
 		return nil
 	})); err != nil {
 		return err
