@@ -557,7 +557,10 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
 	err = s.runcDump(with, c, images, opts)
 	if err = watch.Stop(err); err != nil {
-		return back(sequence.Join(dumpLog.Explain(err), criu.EndDumps()))
+		if err = dumpLog.Explain(err); adapt.IsUnsent(err) {
+			err = fmt.Errorf("%w: %w", adapt.ErrUnsent, err)
+		}
+		return back(sequence.Join(err, criu.EndDumps()))
 	}
 	if err := locks.Complete(criu.Open(images).Set); err != nil {
 		return err

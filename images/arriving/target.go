@@ -127,7 +127,7 @@ func (t *Target) Fetch(ctx context.Context, from *registry.Source) error {
 }
 
 // open opens the file that Make has made, and empties it: another try may have written what is to be
-// zero.
+// zero. It has its size at all times: a restore may be looking at it.
 func (t *Target) open() (*os.File, error) {
 	f, err := os.OpenFile(t.File(), os.O_WRONLY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -136,7 +136,11 @@ func (t *Target) open() (*os.File, error) {
 	if t.Part != nil {
 		t.Part(0)
 	}
-	if err := errors.Join(f.Truncate(0), f.Truncate(int64(t.LayerBytes))); err != nil {
+	err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(t.LayerBytes))
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		err = errors.Join(f.Truncate(0), f.Truncate(int64(t.LayerBytes)))
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}

@@ -13,10 +13,12 @@ import (
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
+	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
 
 // dead is a process that is gone: no process has started at the end of time.
@@ -82,6 +84,7 @@ func TestImages(t *testing.T) {
 		left       []string
 	}{
 		{"made", true, nil, []string{area, "inventory.img", "descriptors.json", ".tmp-gpuckpt.json", "gpuckpt.manifest"}, nil},
+		{"made, with what is told beside CRIU's images", true, nil, []string{"core-1.img", image.ThreadsName, image.SocketsName, image.WatchesName, image.DifferentName, image.FilesName, sequence.TimelineName}, nil},
 		{"made, and somebody's file", true, nil, []string{area, "notes.txt"}, []string{"notes.txt"}},
 		{"not made yet", true, nil, nil, nil},
 		{"was empty", false, nil, []string{area, "core-1.img"}, nil},

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	tcpstream "github.com/checkpoint-restore/go-criu/v8/crit/images/tcp-stream"
@@ -53,4 +54,10 @@ func CheckUnsent(ctx context.Context, dumped *image.Set, settings criu.Settings,
 		}))
 	}
 	return err
+}
+
+// IsUnsent reports whether CRIU failed because such data was sent while it read it: the kernel had less of it than it
+// had said (soccr.c, recv_queue).
+func IsUnsent(dump error) bool {
+	return strings.Contains(dump.Error(), "(soccr/soccr.c:") && strings.Contains(dump.Error(), "recv failed (")
 }

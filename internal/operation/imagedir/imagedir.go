@@ -127,6 +127,7 @@ func (d *Dir) Complete() bool {
 func IsOfCheckpoint(name string) bool {
 	name = strings.TrimPrefix(name, ".tmp-") // what is written and then renamed
 	return images.IsAreaFile(name) || strings.HasSuffix(name, ".img") || strings.HasPrefix(name, "gpuckpt.") ||
+		strings.HasPrefix(name, "gpuckpt-") && (strings.HasSuffix(name, ".txt") || strings.HasSuffix(name, ".json")) ||
 		slices.Contains([]string{"descriptors.json", "stats-dump", "dump.log"}, name)
 }
 
