@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -27,16 +28,20 @@ type File struct{ Host, Container string }
 var (
 	// versionForm is a driver's version in the path of a library or of its firmware:
 	// libcuda.so.580.159.04, nvidia/580.159.04/gsp_ga10x.bin.
-	versionForm = regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
+	versionForm = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`(\.so\.|/nvidia/)([0-9]{3,}\.[0-9]+(?:\.[0-9]+)?)(/|$)`)
+	})
 	// driverForm matches the names of the driver's files and tools.
-	driverForm = regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
+	driverForm = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^(lib(cuda|cudadebugger|nvcuvid|nvoptix)\.so(\..*)?|.*nvidia.*|gsp_.*\.bin)$`)
+	})
 	// socketForm matches the sockets of the driver's daemons.
-	socketForm = regexp.MustCompile(`/nvidia-[a-z]+/socket$`)
+	socketForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`/nvidia-[a-z]+/socket$`) })
 )
 
 // DriverVersion returns the driver's version in a file's name; empty if there is none.
 func DriverVersion(file string) string {
-	if m := versionForm.FindStringSubmatch(path.Clean(file)); m != nil {
+	if m := versionForm().FindStringSubmatch(path.Clean(file)); m != nil {
 		return m[2]
 	}
 	return ""
@@ -44,19 +49,19 @@ func DriverVersion(file string) string {
 
 // IsDriverFile reports whether a file has the name of one of NVIDIA's driver.
 func IsDriverFile(file string) bool {
-	return DriverVersion(file) != "" || driverForm.MatchString(path.Base(file)) || socketForm.MatchString(path.Clean(file))
+	return DriverVersion(file) != "" || driverForm().MatchString(path.Base(file)) || socketForm().MatchString(path.Clean(file))
 }
 
 // likeness returns what a file has in common with its like of another version or distribution.
 func likeness(file string) string {
 	file = path.Clean(file)
-	if m := versionForm.FindStringSubmatchIndex(file); m != nil {
+	if m := versionForm().FindStringSubmatchIndex(file); m != nil {
 		file = file[:m[4]] + "*" + file[m[5]:]
 		if file[m[2]:m[3]] == "/nvidia/" {
 			return path.Join(path.Base(path.Dir(file)), path.Base(file))
 		}
 	}
-	return strings.TrimPrefix(cmp.Or(socketForm.FindString(file), path.Base(file)), "/")
+	return strings.TrimPrefix(cmp.Or(socketForm().FindString(file), path.Base(file)), "/")
 }
 
 // counterpart returns the file that takes the place of another: one at the same path, else of the

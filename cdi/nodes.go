@@ -8,13 +8,16 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // nodeForm matches NVIDIA's device nodes: those of the GPUs and those that all GPUs share.
-var nodeForm = regexp.MustCompile(`^/dev/(nvidia[0-9]+|nvidiactl|nvidia-modeset|nvidia-uvm|nvidia-uvm-tools|nvidia-nvlink|nvidia-nvswitch[0-9]+|nvidia-nvswitchctl|nvidia-caps/nvidia-cap[0-9]+|nvidia-caps-imex-channels/channel[0-9]+)$`)
+var nodeForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^/dev/(nvidia[0-9]+|nvidiactl|nvidia-modeset|nvidia-uvm|nvidia-uvm-tools|nvidia-nvlink|nvidia-nvswitch[0-9]+|nvidia-nvswitchctl|nvidia-caps/nvidia-cap[0-9]+|nvidia-caps-imex-channels/channel[0-9]+)$`)
+})
 
 // IsNode reports whether a path in a container is that of an NVIDIA device node.
-func IsNode(p string) bool { return nodeForm.MatchString(path.Clean(p)) }
+func IsNode(p string) bool { return nodeForm().MatchString(path.Clean(p)) }
 
 // NodeDirs returns the directories below /dev that hold NVIDIA's nodes.
 func NodeDirs() []string { return []string{".", "nvidia-caps", "nvidia-caps-imex-channels"} }

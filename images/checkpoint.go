@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,7 +91,7 @@ func PieceFile(areaFile string, offset uint64) string {
 }
 
 // pieceForm matches the names of areas' files, whole or in pieces.
-var pieceForm = regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?$`)
+var pieceForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?$`) })
 
 // Option changes what Open and OpenFiles accept.
 type Option int
@@ -210,7 +211,7 @@ func list(dirs []string) (*Checkpoint, error) {
 		}
 		for _, e := range entries {
 			// Only areas are spread: the rest is in one directory, for CRIU.
-			if seen[e.Name()] || i > 0 && !pieceForm.MatchString(e.Name()) {
+			if seen[e.Name()] || i > 0 && !pieceForm().MatchString(e.Name()) {
 				continue
 			}
 			seen[e.Name()] = true
@@ -339,11 +340,11 @@ func (c *Checkpoint) AreaBytes() (bytes uint64) {
 }
 
 // IsAreaFile reports whether a name belongs to an area's file or to a piece of one.
-func IsAreaFile(name string) bool { return pieceForm.MatchString(name) }
+func IsAreaFile(name string) bool { return pieceForm().MatchString(name) }
 
 // ParsePieceFile parses a name that PieceFile made.
 func ParsePieceFile(name string) (areaFile string, offset uint64, ok bool) {
-	parts := pieceForm.FindStringSubmatch(name)
+	parts := pieceForm().FindStringSubmatch(name)
 	if parts == nil || parts[2] == "" {
 		return "", 0, false
 	}

@@ -170,14 +170,12 @@ func ZeroBlockLike(like string) string {
 	return ZeroBlockDigest
 }
 
-var blakeForm = regexp.MustCompile(`^blake3:[0-9a-f]{64}$`)
-
-// digestForms match the digests of blocks, by schema version.
-var digestForms = map[int]*regexp.Regexp{
-	1: regexp.MustCompile(`^xxh3-128:[0-9a-f]{32}$`),
-	2: blakeForm,
-	3: blakeForm,
-}
+// digestForms match the digests of blocks, by schema version. Here and elsewhere what is matched is made when it is
+// asked for: an idle shim asks for none of it.
+var digestForms = sync.OnceValue(func() map[int]*regexp.Regexp {
+	blake := regexp.MustCompile(`^blake3:[0-9a-f]{64}$`)
+	return map[int]*regexp.Regexp{1: regexp.MustCompile(`^xxh3-128:[0-9a-f]{32}$`), 2: blake, 3: blake}
+})
 
 // ProvesGPUState reports whether the metadata proves the bytes of GPU state to whoever trusts
 // it. The digests of schema version 1 do not.

@@ -23,6 +23,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
@@ -294,7 +295,9 @@ func flushFile(name string) error {
 }
 
 // uuidForm matches a GPU's UUID as the driver prints it.
-var uuidForm = regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+var uuidForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+})
 
 func (m *Metadata) validate() error {
 	switch {
@@ -308,7 +311,7 @@ func (m *Metadata) validate() error {
 	gpus := make(map[string]bool, len(m.GPUs))
 	for _, g := range m.GPUs {
 		switch {
-		case !uuidForm.MatchString(g.UUID):
+		case !uuidForm().MatchString(g.UUID):
 			return fmt.Errorf("GPU UUID %q is not of the form GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", g.UUID)
 		case gpus[g.UUID]:
 			return fmt.Errorf("GPU %s is named twice", g.UUID)
@@ -332,7 +335,7 @@ func (m *Metadata) validate() error {
 		if p.CustomStorage && m.SchemaVersion < LatestSchema {
 			return fmt.Errorf("process %d has custom storage, which schemaVersion %d does not know", p.PID, m.SchemaVersion)
 		}
-		if err := p.validateAreas(files, digestForms[m.SchemaVersion]); err != nil {
+		if err := p.validateAreas(files, digestForms()[m.SchemaVersion]); err != nil {
 			return err
 		}
 		for _, u := range p.GPUs {
@@ -349,7 +352,7 @@ func (m *Metadata) validate() error {
 	return nil
 }
 
-var areaFileForm = regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`)
+var areaFileForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`) })
 
 // pageBytes is the smallest page of the processors that CUDA runs on.
 const pageBytes = 4096
@@ -359,7 +362,7 @@ func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) e
 	for i, a := range p.Areas {
 		end := a.Start + a.Bytes
 		switch {
-		case !areaFileForm.MatchString(a.File) || files[a.File]:
+		case !areaFileForm().MatchString(a.File) || files[a.File]:
 			return fmt.Errorf("invalid or duplicate area file name %q", a.File)
 		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%pageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
 			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)

@@ -30,6 +30,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -73,7 +74,7 @@ type File struct {
 }
 
 // signatureForm matches the names of signatures.
-var signatureForm = regexp.MustCompile(`^gpuckpt\.manifest(\.[0-9A-Za-z_-]{1,64})?\.sig$`)
+var signatureForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^gpuckpt\.manifest(\.[0-9A-Za-z_-]{1,64})?\.sig$`) })
 
 // descriptions are files that the kubelet's archives have beside a dump. No restore reads
 // them: who signed the dump has not seen them, so a manifest may lack them.
@@ -250,7 +251,7 @@ func Parse(data []byte) (*Manifest, error) {
 }
 
 // digestForm matches the digest of a block.
-var digestForm = regexp.MustCompile(`^blake3:[0-9a-f]{64}$`)
+var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^blake3:[0-9a-f]{64}$`) })
 
 func (m *Manifest) validate() error {
 	if m.Version != version {
@@ -269,7 +270,7 @@ func (m *Manifest) validate() error {
 			return fmt.Errorf("%s has %d digests for %d bytes", f.Name, len(f.Digests), f.Bytes)
 		}
 		for _, d := range f.Digests {
-			if !digestForm.MatchString(d) {
+			if !digestForm().MatchString(d) {
 				return fmt.Errorf("%s: %q is not a digest", f.Name, d)
 			}
 		}

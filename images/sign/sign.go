@@ -47,7 +47,7 @@ func Read(files []images.File) (*Seal, error) {
 		switch {
 		case f.Name == ManifestName:
 			s.Manifest, err = read(f, maxManifest)
-		case signatureForm.MatchString(f.Name):
+		case signatureForm().MatchString(f.Name):
 			if len(s.Signatures) == maxSignatures {
 				return nil, fmt.Errorf("the checkpoint has more than %d signatures", maxSignatures)
 			}
@@ -204,7 +204,7 @@ func Add(ctx context.Context, files []images.File, sign Sign) ([]images.File, er
 	if err != nil {
 		return nil, err
 	}
-	if !signatureForm.MatchString(name) {
+	if !signatureForm().MatchString(name) {
 		return nil, fmt.Errorf("%q is not the name of a signature: it must be %s.NAME.sig", name, ManifestName)
 	}
 	out = slices.DeleteFunc(out, func(f images.File) bool { return f.Name == name })
@@ -257,7 +257,7 @@ func inMemory(name string, data []byte) images.File {
 }
 
 // IsSeal reports whether a name is that of a manifest or a signature.
-func IsSeal(name string) bool { return name == ManifestName || signatureForm.MatchString(name) }
+func IsSeal(name string) bool { return name == ManifestName || signatureForm().MatchString(name) }
 
 // remove removes the seal of a directory with these files.
 func remove(dir string, files []images.File) error {

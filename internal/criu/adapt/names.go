@@ -6,6 +6,7 @@ package adapt
 import (
 	"crypto/rand"
 	"regexp"
+	"sync"
 
 	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 )
@@ -13,7 +14,9 @@ import (
 // driverName is the abstract name that NVIDIA's driver 580 listens on in every CUDA process:
 // cuda-uvmfd-, the inode number of the process's pid namespace, and its pid there. The other form
 // is what a restore makes of it. Zeros may follow: they are a part of the name.
-var driverName = regexp.MustCompile(`^\x00(cuda-uvmfd-)(?:[0-9]{1,20}-[0-9]{1,10}|gpuckpt-[A-Z2-7]{26})\x00*$`)
+var driverName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^\x00(cuda-uvmfd-)(?:[0-9]{1,20}-[0-9]{1,10}|gpuckpt-[A-Z2-7]{26})\x00*$`)
+})
 
 // name renames the driver's socket where others are in the network namespace. The old name may be
 // taken: by the program that was checkpointed, by another restore, or by a program whose pid
@@ -24,7 +27,7 @@ func (p *Plan) name(s *skunix.UnixSkEntry) {
 		return
 	}
 	old := string(s.GetName())
-	part := driverName.FindStringSubmatch(old)
+	part := driverName().FindStringSubmatch(old)
 	if part == nil {
 		return
 	}

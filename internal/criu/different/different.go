@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
@@ -192,11 +193,11 @@ func Read(dumped *image.Set) (found []string, err error) {
 }
 
 // plain is a line that can be shown to anybody.
-var plain = regexp.MustCompile(`^[ -~]+$`)
+var plain = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[ -~]+$`) })
 
 func parse(r io.Reader) (found []string, err error) {
 	err = image.Lines(r, image.DifferentName, longest, func(line string) bool {
-		if len(found) == mostLines || !plain.MatchString(line) {
+		if len(found) == mostLines || !plain().MatchString(line) {
 			return false
 		}
 		found = append(found, line)

@@ -236,7 +236,7 @@ func readText(of form, f io.Reader) ([]byte, error) {
 }
 
 // pipe is how runc writes a container's standard stream that is a pipe.
-var pipe = regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`)
+var pipe = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`) })
 
 // deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device, or the
 // count of a semaphore (package openfiles). The plugin opens the container's own devices alone, which it
@@ -257,7 +257,7 @@ func readDescriptors(data []byte) ([]byte, error) {
 		return nil, fmt.Errorf("it has %d descriptors, and a container three streams", len(streams))
 	}
 	for i, name := range streams {
-		if !pipe.MatchString(name) {
+		if !pipe().MatchString(name) {
 			streams[i] = "" // runc has no use for others
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -314,14 +315,14 @@ func kernels(m *mnt.MntEntry) bool {
 var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
 
 // directoryOfLinks matches directories of magic links below /proc.
-var directoryOfLinks = regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns)$`)
+var directoryOfLinks = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns)$`) })
 
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
 // a process that may write to them opens them again. A directory of links of the container's own
 // processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
 // a link (proc_pid_get_link). In a mount from outside the numbers are those of other processes.
 func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
-	if at := directoryOfLinks.FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
+	if at := directoryOfLinks().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
 		name = ""
 	}
 	for part := range strings.SplitSeq(name, "/") {

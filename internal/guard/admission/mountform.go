@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -51,7 +52,7 @@ func (a *allowance) mountForm(dumped []*mnt.MntEntry) error {
 }
 
 // terminalNode is the root of a terminal's mount, of devpts.
-var terminalNode = regexp.MustCompile(`^/[0-9]{1,10}$`)
+var terminalNode = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/[0-9]{1,10}$`) })
 
 // form compares what a mount is made from, in a container without CAP_SYS_ADMIN.
 func (a *allowance) form(m *mnt.MntEntry, byID map[uint32]*mnt.MntEntry, outside map[uint32]bool) error {
@@ -72,7 +73,7 @@ func (a *allowance) form(m *mnt.MntEntry, byID map[uint32]*mnt.MntEntry, outside
 	parent := path.Clean("/" + byID[m.GetParentMntId()].GetMountpoint())
 	part := "/" + strings.TrimPrefix(strings.TrimPrefix(at, parent), "/")
 	switch {
-	case at == consolePath && kind == mnt.Fstype_DEVPTS && terminalNode.MatchString(m.GetRoot()):
+	case at == consolePath && kind == mnt.Fstype_DEVPTS && terminalNode().MatchString(m.GetRoot()):
 	case m.GetRoot() == "/":
 	case among(a.spec.Linux.ReadonlyPaths, at) && kernels(m) && m.GetRoot() == part:
 	default:

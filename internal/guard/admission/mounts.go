@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	criucgroup "github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
@@ -37,7 +38,7 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 	}
 	for _, ctl := range c.GetControllers() {
 		for _, name := range ctl.GetCnames() {
-			if !controller.MatchString(name) {
+			if !controller().MatchString(name) {
 				return fmt.Errorf("cgroups: %q is no controller", name)
 			}
 		}
@@ -72,7 +73,7 @@ func checkCgroups(c *criucgroup.CgroupEntry) error {
 
 // controller is the name of a hierarchy: CRIU makes a directory of that name. That of version 2 is
 // empty.
-var controller = regexp.MustCompile(`^(name=)?[a-zA-Z0-9_-]*$`)
+var controller = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(name=)?[a-zA-Z0-9_-]*$`) })
 
 // leadsOut reports whether a path has a part "..".
 func leadsOut(name string) bool { return slices.Contains(strings.Split(name, "/"), "..") }

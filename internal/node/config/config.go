@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
@@ -325,12 +326,12 @@ func oneOf(value string, words ...string) error {
 	return fmt.Errorf("is %q; it must be \"%s\" or %q", value, strings.Join(words[:last], `", "`), words[last])
 }
 
-var optionForm = regexp.MustCompile(`^[a-z0-9-]+$`)
+var optionForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9-]+$`) })
 
 // CRIULines returns an option of CRIU as lines of its configuration file, see criu(8),
 // "CONFIGURATION FILES"; false has none. No value brings a line that sets another option.
 func CRIULines(name string, value any) (string, error) {
-	if !optionForm.MatchString(name) {
+	if !optionForm().MatchString(name) {
 		return "", fmt.Errorf("%q is not a name of an option of CRIU", name)
 	}
 	switch v := value.(type) {

@@ -146,7 +146,7 @@ func (s Signing) check() error {
 }
 
 // digestForm matches a digest among Images.
-var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`) })
 
 func (r Restore) check() error {
 	if err := oneOf(r.Policy, Never, Signed, Annotated, Always); err != nil {
@@ -170,7 +170,7 @@ func (r Restore) check() error {
 func (r Restore) NeedsSignature() bool { return r.Policy == Never || r.Policy == Signed }
 
 // ListsDigests reports whether Images has digests of manifests.
-func (r Restore) ListsDigests() bool { return slices.ContainsFunc(r.Images, digestForm.MatchString) }
+func (r Restore) ListsDigests() bool { return slices.ContainsFunc(r.Images, digestForm().MatchString) }
 
 // AsksForRestore reports whether a container asks for a restore of its image.
 func AsksForRestore(container map[string]string) bool {

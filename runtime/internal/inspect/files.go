@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -63,11 +64,11 @@ func (c *checker) nameless(f file) error {
 }
 
 // processDirectory matches the directory of a process, which has not ended.
-var processDirectory = regexp.MustCompile(`^/proc/[0-9]+$`)
+var processDirectory = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/proc/[0-9]+$`) })
 
 // onMount refuses a directory of /proc that CRIU dumps and cannot restore, a device that the spec does not grant, and a kernel setting that the spec hides.
 func (c *checker) onMount(f file, on mount) error {
-	if c.CRIU == 0 && on.kind == "proc" && processDirectory.MatchString(f.link) {
+	if c.CRIU == 0 && on.kind == "proc" && processDirectory().MatchString(f.link) {
 		// CRIU 4.2 writes a slash behind the name, and what follows in its memory.
 		return fmt.Errorf("its %s is the directory of a process (%s), which CRIU cannot dump: close it before a checkpoint, or open a file in it instead", f.name, f.link)
 	}
