@@ -27,7 +27,6 @@ import (
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
-	"golang.org/x/sync/errgroup"
 	"lukechampine.com/blake3"
 )
 
@@ -269,21 +268,15 @@ func checkSeal(data []byte) error {
 	return nil
 }
 
-// flush writes the plain files of a directory to the disk: CRIU does not. Small files that are flushed at the
-// same time share what the disk does for each.
+// flush writes the plain files of a directory to the disk: CRIU does not.
 func flush(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	var group errgroup.Group
-	group.SetLimit(16)
 	for _, e := range entries {
-		if e.Type().IsRegular() {
-			group.Go(func() error { return flushFile(filepath.Join(dir, e.Name())) })
+		if err == nil && e.Type().IsRegular() {
+			err = flushFile(filepath.Join(dir, e.Name()))
 		}
 	}
-	return group.Wait()
+	return err
 }
 
 func flushFile(name string) error {
