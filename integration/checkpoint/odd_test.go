@@ -4,6 +4,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -313,7 +314,7 @@ func TestOutside(t *testing.T) {
 // by the checkpoint's and the restore's events.
 func TestDifferent(t *testing.T) {
 	results.Add(t)
-	page, err := os.ReadFile("../../docs/limits.md")
+	page, err := os.ReadFile(filepath.Join(cmp.Or(os.Getenv("GPUCKPT_SOURCE"), "../.."), "docs/limits.md")) // of a bundle, or the tree
 	if err != nil {
 		t.Fatal(err)
 	}

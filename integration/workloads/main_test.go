@@ -40,6 +40,7 @@ var (
 func TestMain(m *testing.M) {
 	harness.Main(m.Run, func(s *harness.Session) (err error) {
 		gpu, results, atEnd = s.GPU, s.Results, s.AtEnd
+		findRoom()
 		if err := readSteps(); err != nil {
 			return err
 		}

@@ -60,12 +60,19 @@ func limitOf(p programs.Program) time.Duration {
 
 // Workloads run beside each other as far as these GiB allow: of a GPU, and of the machine's memory,
 // in which their checkpoints are too. An H200 and its machine have somewhat more.
-const allGPURoom = 130
-
 var (
-	gpuRoom  = semaphore.NewWeighted(allGPURoom)
-	hostRoom = semaphore.NewWeighted(100)
+	allGPURoom int64 = 130
+	gpuRoom    *semaphore.Weighted
+	hostRoom   = semaphore.NewWeighted(100)
 )
+
+// findRoom sets how much room there is on the first GPU.
+func findRoom() {
+	if len(gpu.Devices) > 0 {
+		allGPURoom = min(allGPURoom, int64(gpu.Devices[0].Memory>>30)-2)
+	}
+	gpuRoom = semaphore.NewWeighted(allGPURoom)
+}
 
 // takeRoom waits until there is room for a test that runs beside others, and keeps it until the
 // test's end.
@@ -74,7 +81,7 @@ func takeRoom(t *testing.T, gpu, host int64) {
 	for _, room := range []struct {
 		of   *semaphore.Weighted
 		want int64
-	}{{gpuRoom, gpu}, {hostRoom, host}} {
+	}{{gpuRoom, min(gpu, allGPURoom)}, {hostRoom, host}} {
 		if err := room.of.Acquire(t.Context(), room.want); err != nil {
 			t.Fatal(err)
 		}
