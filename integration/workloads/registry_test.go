@@ -194,15 +194,12 @@ func cdiOfNodes(t *testing.T, paths []string) (dir string) {
 
 // firstAnswerFromRegistry sends a server of 8B shape to a registry and restores it from there some times, in
 // each way.
-func firstAnswerFromRegistry(t *testing.T, result *harness.TestResult) {
+func firstAnswerFromRegistry(t *testing.T, result *harness.TestResult, begin func() server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
-	const cache, runs = 2, 3
-	s := serve(t, harness.Name(t), cache)
-	s.ready(ctx, t)
-	s.next(ctx, t, 0, 20)
-	before := s.sum(ctx, t)
+	const runs = 3
+	s, before := beginCold(ctx, t, result, begin)
 	r := sendAway(ctx, t, result, s.Container)
 	r.hasPyTorch(t)
 	var answers []said
@@ -229,7 +226,7 @@ func firstAnswerFromRegistry(t *testing.T, result *harness.TestResult) {
 			k.MustRemove(t)
 			r.forget(t)
 		}
-		t.Logf("%s, %d GiB of KV cache: seconds until the first answer %.2f, until the command ended %.2f", name, cache, answered, ended)
+		t.Logf("%s: seconds until the first answer %.2f, until the command ended %.2f", name, answered, ended)
 		slices.Sort(answered)
 		slices.Sort(ended)
 		result.Number("restored_by_"+name+"_seconds", ended[runs/2])

@@ -27,7 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// server is a container of server.py.
+// server is a container of a program that answers over HTTP.
 type server struct {
 	*harness.Container
 	port int
@@ -50,12 +50,27 @@ type state struct {
 // serve starts a server with a KV cache of that size, and does not wait for it.
 func serve(t *testing.T, id string, gib int) server {
 	t.Helper()
+	return serveBy(t, id, "server.py", "--cache-gib", strconv.Itoa(gib))
+}
+
+// serveBy starts a server by one of the programs, and does not wait for it.
+func serveBy(t *testing.T, id, program string, args ...string) server {
+	t.Helper()
 	port, err := harness.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := start(t, true, harness.RunSpec{ID: id}, "server.py", "--port", strconv.Itoa(port), "--cache-gib", strconv.Itoa(gib))
+	k := start(t, true, harness.RunSpec{ID: id}, program, append([]string{"--port", strconv.Itoa(port)}, args...)...)
 	return server{k, port}
+}
+
+// needsTransformers skips a test where a server of Hugging Face's models cannot run.
+func needsTransformers(t *testing.T) {
+	t.Helper()
+	needsPyTorch(t)
+	for _, module := range []string{"transformers", "aiohttp", "uvloop"} {
+		needsModule(t, module)
+	}
 }
 
 // ready waits until the server listens.
@@ -261,53 +276,104 @@ func TestServer(t *testing.T) {
 	t.Logf("%d requests, the longest took %v", n, clientele.longest)
 }
 
-// A server of 76 GiB, most of it KV cache that is still zero, is restored from files that lie on the
-// node. What counts is how long its users wait: from the begin of the restore to the first answer.
+// A server is restored from files that lie on the node, or from a registry. What counts is how long its users
+// wait: from the begin of the restore to the first answer. Our own server has 76 GiB, most of it KV cache that is
+// still zero; that of Hugging Face's transformers has the 15 GiB of its weights.
 func TestFirstAnswer(t *testing.T) {
-	for _, medium := range []struct {
-		name string
-		dir  func(*testing.T) string
-		runs int
+	for _, test := range []struct {
+		name      string
+		begin     func(t *testing.T, id, dir string) server
+		needs     func(*testing.T)
+		dir       func(*testing.T) string
+		runs      int
+		gpu, host int64 // room, in GiB
 	}{
-		{"tmpfs", memoryDir, 3},
-		{"disk", func(t *testing.T) string { return harness.DiskDir(t) }, 2},
+		{"tmpfs", serveWithMuchCache, needsPyTorch, memoryDir, 3, 80, 100},
+		{"disk", serveWithMuchCache, needsPyTorch, diskDir, 2, 80, 100},
+		{"transformers-tmpfs", serveTransformers, needsTransformers, memoryDir, 3, 20, 44},
+		{"transformers-disk", serveTransformers, needsTransformers, diskDir, 3, 20, 44},
 	} {
-		t.Run(medium.name, func(t *testing.T) {
+		t.Run(test.name, func(t *testing.T) {
 			result := results.Add(t)
-			needsPyTorch(t)
-			takeRoom(t, 80, 100)
-			firstAnswer(t, result, medium.dir(t), medium.runs)
+			test.needs(t)
+			takeRoom(t, test.gpu, test.host)
+			dir := test.dir(t)
+			firstAnswer(t, result, func() server { return test.begin(t, harness.Name(t), dir) }, dir, test.runs)
 		})
 	}
-	t.Run("registry", func(t *testing.T) {
-		result := results.Add(t)
-		needsPyTorch(t)
-		takeRoom(t, 20, 75) // an image in the registry's tmpfs, its blobs and its layers in containerd's
-		firstAnswerFromRegistry(t, result)
-	})
+	for _, test := range []struct {
+		name  string
+		begin func(t *testing.T, id string) server
+		needs func(*testing.T)
+	}{
+		{"registry", func(t *testing.T, id string) server { return serve(t, id, 2) }, needsPyTorch},
+		{"transformers-registry", func(t *testing.T, id string) server { return serveTransformers(t, id, "") }, needsTransformers},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			result := results.Add(t)
+			test.needs(t)
+			takeRoom(t, 20, 75) // an image in the registry's tmpfs, its blobs and its layers in containerd's
+			firstAnswerFromRegistry(t, result, func() server { return test.begin(t, harness.Name(t)) })
+		})
+	}
 }
 
-// firstAnswer checkpoints a server into a directory and restores it some times.
-func firstAnswer(t *testing.T, result *harness.TestResult, parent string, runs int) {
+func diskDir(t *testing.T) string { return harness.DiskDir(t) }
+
+// serveWithMuchCache starts a server with as much KV cache as the GPU has room for, and a directory in its checkpoint.
+func serveWithMuchCache(t *testing.T, id, dir string) server {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
-	// A checkpoint asks for as much room as there is GPU memory, zeros included.
+	cache := min(60, roomIn(t, dir), int(gpu.Devices[0].Memory>>30)-22)
+	if cache < 1 {
+		t.Skipf("the GPU has %d GiB less than a server takes", 1-cache)
+	}
+	t.Logf("%d GiB of KV cache", cache)
+	return serve(t, id, cache)
+}
+
+// serveTransformers starts a server of Hugging Face's, whose checkpoint goes to a directory, if any.
+func serveTransformers(t *testing.T, id, dir string) server {
+	t.Helper()
+	if dir != "" {
+		roomIn(t, dir)
+	}
+	return serveBy(t, id, "transformers_server.py")
+}
+
+// roomIn returns how many GiB a directory has room for beside the weights of a model of 8B shape; without one the
+// test is skipped. A checkpoint asks for as much room as there is GPU memory, zeros included.
+func roomIn(t *testing.T, dir string) int {
+	t.Helper()
 	var disk unix.Statfs_t
-	if err := unix.Statfs(parent, &disk); err != nil {
+	if err := unix.Statfs(dir, &disk); err != nil {
 		t.Fatal(err)
 	}
-	cache := min(60, int(disk.Bavail*uint64(disk.Bsize)>>30)-20, int(gpu.Devices[0].Memory>>30)-22)
-	if cache < 1 {
-		t.Skipf("%s or the GPU has %d GiB less than a server takes", parent, 1-cache)
+	room := int(disk.Bavail*uint64(disk.Bsize)>>30) - 20
+	if room < 1 {
+		t.Skipf("%s has %d GiB less than a server takes", dir, 1-room)
 	}
+	return room
+}
+
+// beginCold starts a server, notes how long it takes until it has said a word, and has it say some more. It returns
+// the server and its state.
+func beginCold(ctx context.Context, t *testing.T, result *harness.TestResult, begin func() server) (server, state) {
+	t.Helper()
 	began := time.Now()
-	s := serve(t, harness.Name(t), cache)
+	s := begin()
 	s.ready(ctx, t)
 	s.next(ctx, t, 0, 1)
 	result.Number("cold_answer_seconds", time.Since(began).Seconds())
 	s.next(ctx, t, 0, 19)
-	before := s.sum(ctx, t)
+	return s, s.sum(ctx, t)
+}
+
+// firstAnswer checkpoints a server into a directory and restores it some times.
+func firstAnswer(t *testing.T, result *harness.TestResult, begin func() server, parent string, runs int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	s, before := beginCold(ctx, t, result, begin)
 	dir := filepath.Join(parent, "server")
 	var gpu uint64
 	if err := result.Time("checkpoint", func() error { gpu = checkpointInto(ctx, t, result, s.Container, dir); return nil }); err != nil {
@@ -330,7 +396,7 @@ func firstAnswer(t *testing.T, result *harness.TestResult, parent string, runs i
 		answered = append(answered, time.Since(began).Seconds())
 		result.Phases(t, s.Container)
 	}
-	t.Logf("%d GiB of KV cache; seconds until restored %.2f, until the first answer %.2f", cache, restored, answered)
+	t.Logf("seconds until restored %.2f, until the first answer %.2f", restored, answered)
 	slices.Sort(restored)
 	slices.Sort(answered)
 	result.Number("restored_seconds", restored[runs/2])
