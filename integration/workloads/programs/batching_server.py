@@ -70,6 +70,7 @@ def main():
             block_size=32,
             num_blocks=128,
             max_batch_tokens=64,
+            max_memory_percent=0.2,  # of what is free; by default it is nearly all
             use_cuda_graph=not args.eager,
             q_padding_interval_size=64,
             kv_padding_interval_size=1024,
