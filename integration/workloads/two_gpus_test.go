@@ -44,7 +44,7 @@ func needsGPUs(t *testing.T) {
 // times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel", "jax-two-gpus-interposer"} {
+	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel", "jax-two-gpus-interposer", "fsdp2-cumem-interposer"} {
 		t.Run(name, func(t *testing.T) {
 			result := results.Add(t)
 			needsGPUs(t)

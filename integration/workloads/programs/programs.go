@@ -106,7 +106,26 @@ var List = []Program{
 		Name: "nccl-bandwidth", What: "all-reduces of 1 GiB over NVLink, NCCL with two ranks, with the interposer", File: "nccl_bandwidth.py", Alone: true,
 		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 8, Host: 24, Limit: long,
 	},
+	{Name: "fsdp2-shm", What: "FSDP2, NCCL with two ranks over shared host memory", File: "fsdp2.py", Alone: true, Args: []string{"--variant", "shm"}, Connected: true, Shm: 1024, GPU: 6, Host: 24, Limit: short},
+	{Name: "fsdp2-sockets", What: "FSDP2, NCCL with two ranks over sockets", File: "fsdp2.py", Alone: true, Args: []string{"--variant", "sockets"}, Connected: true, Shm: 1024, GPU: 6, Host: 24, Limit: short},
+	{
+		Name: "fsdp2-cumem-interposer", What: "FSDP2, NCCL with two ranks over NVLink, by exported handles, with the interposer", File: "fsdp2.py", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 6, Host: 24, Limit: short,
+	},
+	{
+		Name: "fsdp2-ipc-interposer", What: "FSDP2, NCCL with two ranks over NVLink, by CUDA IPC, with the interposer", File: "fsdp2.py", Alone: true,
+		Args: []string{"--variant", "ipc"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 6, Host: 24, Limit: short,
+	},
+	{
+		Name: "trainer", What: "Hugging Face `Trainer` with accelerate, two ranks over NVLink, with the interposer", File: "trainer.py", Module: "accelerate", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 6, Host: 28, Limit: long,
+	},
+	{
+		Name: "lightning", What: "Lightning, strategy `ddp`, two ranks over NVLink, with the interposer", File: "lightning_ddp.py", Module: "pytorch_lightning", Alone: true,
+		Args: []string{"--variant", "cumem"}, Connected: true, Shm: 1024, Annotations: withInterposer, GPU: 4, Host: 24, Limit: long,
+	},
 	{Name: "jax", What: "JAX in training", File: "jax_training.py", Module: "jax", GPU: 4, Host: 8, Limit: short},
+	{Name: "orbax", What: "JAX, Flax and Optax in training, saved by Orbax", File: "orbax_checkpoint.py", Module: "orbax.checkpoint", GPU: 4, Host: 10, Limit: short},
 	{Name: "jax-inference", What: "JAX inference, KV cache, preallocated memory", File: "jax_inference.py", Module: "jax", GPU: 10, Host: 14, Limit: short},
 	{
 		Name: "jax-two-gpus", What: "JAX over two GPUs in one process", File: "jax_two_gpus.py", Module: "jax", Alone: true, Connected: true, Shm: 1024,
@@ -116,6 +135,7 @@ var List = []Program{
 		Name: "jax-two-gpus-interposer", What: "JAX over two GPUs in one process, with the interposer", File: "jax_two_gpus.py", Module: "jax", Alone: true, Connected: true, Shm: 1024,
 		Annotations: withInterposer, GPU: 10, Host: 30, Limit: short,
 	},
+	{Name: "peft", What: "LoRA by PEFT on a Llama, gradient checkpointing", File: "peft_lora.py", Module: "peft", GPU: 4, Host: 12, Limit: short},
 	{Name: "graphs", What: "CUDA graphs of PyTorch", File: "graphs.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "amp", What: "AMP and `GradScaler`", File: "amp.py", GPU: 2, Host: 8, Limit: short},
 	{Name: "expandable", What: "`expandable_segments`", File: "allocators.py", Args: []string{"--variant", "expandable"}, GPU: 4, Host: 10, Limit: short},
