@@ -321,6 +321,13 @@ func TestCheck(t *testing.T) {
 
 		{"mount of the host's root", func(f *fake, _ *specs.Spec) { f.edit("100/mountinfo", "0:62 / /dev", "8:1 / /dev") }, "mount /dev"},
 		{"part of a file system", func(f *fake, _ *specs.Spec) { f.edit("100/mountinfo", "0:61 / /proc", "0:61 /1 /proc") }, "not all of it"},
+		{"mask of a host whose /dev is a tmpfs", func(f *fake, _ *specs.Spec) {
+			f.edit("self/mountinfo", "0:5 / /dev rw - devtmpfs devtmpfs", "0:5 / /dev rw - tmpfs tmpfs")
+			f.edit("100/mountinfo", "0:5 /null /proc/kcore rw,nosuid - devtmpfs devtmpfs", "0:5 /null /proc/kcore rw,nosuid - tmpfs tmpfs")
+		}, ""},
+		{"mask that is another file of a tmpfs", func(f *fake, _ *specs.Spec) {
+			f.edit("100/mountinfo", "0:5 /null /proc/kcore rw,nosuid - devtmpfs devtmpfs", "0:62 /null /proc/kcore rw,nosuid - tmpfs tmpfs")
+		}, "mount /proc/kcore of the restored container"},
 		{"mount that is not in the spec", func(f *fake, _ *specs.Spec) {
 			f.edit("100/mountinfo", "56 51", "57 50 0:64 / /mnt rw - tmpfs tmpfs rw\n56 51")
 		}, "mount /mnt of the restored container: it is not in the spec"},

@@ -124,7 +124,7 @@ func (c *checker) expected(m mount) expectation {
 		return expectation{known: true, source: m.point}
 	}
 	if slices.ContainsFunc(c.spec.Linux.MaskedPaths, func(p string) bool { return path.Clean(p) == m.point }) {
-		if m.kind == "tmpfs" {
+		if m.kind == "tmpfs" && m.root == "/" { // a directory; the host's /dev may be a tmpfs too, as in a container that is a node
 			return expectation{known: true, kinds: []string{"tmpfs"}, flags: []string{"ro"}}
 		}
 		return expectation{known: true, source: "/dev/null"}
