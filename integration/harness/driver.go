@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -80,6 +81,9 @@ func detectReal() (_ GPU, err error) {
 		return GPU{}, fmt.Errorf("count the GPUs: %s", nvmlError(ret))
 	}
 	for i := range count {
+		if !chosenGPU(i) {
+			continue
+		}
 		device, err := readDevice(ml, i)
 		if err != nil {
 			return GPU{}, err
@@ -94,6 +98,15 @@ func detectReal() (_ GPU, err error) {
 	}
 	g.libraries, err = findLibraries(dir)
 	return g, err
+}
+
+// EnvLane chooses the real GPUs that a test program may use, by index ("1" or "2,3"); by default all.
+// Several programs then run beside each other on one machine.
+const EnvLane = "GPUCKPT_TEST_LANE"
+
+func chosenGPU(index int) bool {
+	lane := os.Getenv(EnvLane)
+	return lane == "" || slices.Contains(strings.Split(lane, ","), strconv.Itoa(index))
 }
 
 // readDevice asks NVML about one GPU.

@@ -59,6 +59,9 @@ type GPUDevice struct {
 	node   deviceNode
 }
 
+// Path is its node in containers, which a real GPU has on the host too.
+func (d GPUDevice) Path() string { return d.node.path }
+
 // driverLibrary is a shared library that containers get by a mount.
 type driverLibrary struct {
 	host, container string

@@ -29,8 +29,7 @@ import (
 
 // nodes are the device nodes that PyTorch may open.
 var nodes = []string{
-	"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools",
-	"/dev/nvidia[0-9]*", "/dev/nvidia-caps/*",
+	"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-caps/*",
 }
 
 // nodesHere are those of this machine.
@@ -42,6 +41,9 @@ func nodesHere(t *testing.T) (paths []string) {
 			t.Fatal(err)
 		}
 		paths = append(paths, found...)
+	}
+	for _, d := range gpu.Devices {
+		paths = append(paths, d.Path())
 	}
 	return paths
 }
