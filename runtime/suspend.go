@@ -89,6 +89,7 @@ func (k *suspending) run(ctx context.Context) error {
 	k.q = sequence.New("suspend", c.id)
 	k.q.Journal = &c.journal
 	defer func() { k.q.Save(ctx, c.bundle); end(ctx, c, k.q.Stuck) }()
+	defer c.execs.Close()() // what comes meanwhile waits, and is refused if the container is suspended then
 	var steps []sequence.Step
 	if !c.paused {
 		steps = append(steps, sequence.Step{Name: "pause", Do: k.pause, Back: "resume", Undo: k.resume})
@@ -108,6 +109,19 @@ func (k *suspending) run(ctx context.Context) error {
 	c.gpu.Close()
 	log.G(ctx).WithFields(log.Fields{"bytes": k.bytes, "spill": spill}).Info("suspended")
 	return nil
+}
+
+// pause waits before it pauses until exec'd processes that are on their way are in the container, such as probes: in
+// a paused one they never arrive.
+func (k *suspending) pause(ctx context.Context) (uint64, error) {
+	view, err := k.read()
+	if err != nil {
+		return 0, err
+	}
+	if err := k.c.execs.Settle(ctx, time.Duration(view.LockTimeout)); err != nil {
+		return 0, err
+	}
+	return k.pausing.pause(ctx)
 }
 
 // preflight refuses what cannot work before anything is touched.

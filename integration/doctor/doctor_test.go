@@ -219,7 +219,11 @@ func run(t *testing.T, program string, args ...string) {
 // annotate makes an image of the workload's, with annotations on its manifest.
 func annotate(t *testing.T, c *harness.Containerd, name string, annotations map[string]string) {
 	t.Helper()
-	ctx := namespaces.WithNamespace(t.Context(), c.Namespace())
+	ctx, done, err := c.Client().WithLease(namespaces.WithNamespace(t.Context(), c.Namespace())) // until the image holds the manifest
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = done(ctx) }()
 	image, err := c.Client().GetImage(ctx, harness.WorkloadImage)
 	if err != nil {
 		t.Fatal(err)

@@ -77,6 +77,11 @@ func TestShelf(t *testing.T) {
 func claims(t *testing.T, c *harness.Containerd, of, name string) {
 	t.Helper()
 	ctx := namespaces.WithNamespace(t.Context(), c.Namespace())
+	ctx, done, err := c.Client().WithLease(ctx) // until the image holds the manifest
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = done(ctx) }()
 	image, err := c.Client().ImageService().Get(ctx, of)
 	if err != nil {
 		t.Fatal(err)

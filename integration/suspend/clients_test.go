@@ -4,6 +4,9 @@
 package suspend
 
 import (
+	"context"
+	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/containerd/containerd/v2/client"
@@ -42,6 +45,29 @@ func TestRefusals(t *testing.T) {
 	isPaused(t, shared, runc, false)
 	harness.Says(t, gpuckpt(t, shared, "resume", runc.ID), "its runtime, io.containerd.runc.v2, is not gpuckpt's")
 	runc.Expect(t, "count", "102")
+}
+
+// A program that is exec'd all the while, as a probe is, stands in the way of no suspension.
+func TestExecs(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	ctx, cancel := context.WithCancel(t.Context())
+	var probes sync.WaitGroup
+	for prober := range 3 {
+		probes.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ { // those that come to a suspended container fail
+				_, _ = shared.Ctr(ctx, "tasks", "exec", "--exec-id", fmt.Sprintf("probe-%d-%d", prober, n), k.ID, "/usr/bin/gpuwork", "exit", "0")
+			}
+		})
+	}
+	defer probes.Wait()
+	defer cancel()
+	for range 3 {
+		suspend(t, shared, k)
+		resume(t, shared, k)
+	}
+	k.Expect(t, "count", "102")
 }
 
 // The annotations are read strictly.

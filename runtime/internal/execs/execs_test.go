@@ -68,7 +68,21 @@ func TestGate(t *testing.T) {
 	if err := g.RefuseStarting(); !errors.Is(err, errdefs.ErrUnavailable) {
 		t.Errorf("one on its way in: %v", err)
 	}
+	if err := g.Settle(t.Context(), time.Millisecond); !errors.Is(err, errdefs.ErrUnavailable) {
+		t.Errorf("one that does not arrive: %v", err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := g.Settle(ended, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("given up: %v", err)
+	}
+	settled := make(chan error, 1)
+	go func() { settled <- g.Settle(t.Context(), time.Minute) }()
+	waits(t, settled)
 	leave()
+	if err := <-settled; err != nil {
+		t.Error(err)
+	}
 
 	g.Hold()
 	_, err = g.Enter(t.Context(), time.Millisecond)

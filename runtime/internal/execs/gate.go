@@ -80,6 +80,28 @@ func (g *Gate) End(why string) {
 	})
 }
 
+// Settle waits until nobody is on their way in, at most as long as within: in a container that is frozen they
+// never arrive. The gate must be closed. The error is that of RefuseStarting, or says that ctx is done.
+func (g *Gate) Settle(ctx context.Context, within time.Duration) error {
+	over := time.NewTimer(within)
+	defer over.Stop()
+	for {
+		g.mu.Lock()
+		starting, changed := g.starting, g.next()
+		g.mu.Unlock()
+		if starting == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-over.C:
+			return g.RefuseStarting()
+		case <-ctx.Done():
+			return fmt.Errorf("wait for processes that are being exec'd: %w", context.Cause(ctx))
+		}
+	}
+}
+
 // RefuseStarting returns an error while a process is on its way in.
 func (g *Gate) RefuseStarting() error {
 	if g.onTheirWay() > 0 {
