@@ -37,7 +37,11 @@ type reads struct {
 }
 
 func (r *reads) Get(ctx context.Context, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
-	r.asked <- struct{}{}
+	select {
+	case r.asked <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if r.gets--; r.gets >= 0 {
 		return r.err
 	}
@@ -104,11 +108,17 @@ func TestHook(t *testing.T) {
 			}
 			server := httptest.NewServer(&Server{Cluster: cluster, Node: "here", Settle: time.Second, UID: cmp.Or(c.uid, os.Getuid())})
 			defer server.Close()
+			ctx, hangUp := context.WithCancel(t.Context())
+			defer hangUp() // else Close waits for the answer
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var code int
 			var body []byte
-			answered := make(chan error)
+			answered := make(chan error, 1)
 			go func() {
-				answer, err := http.Get(server.URL + path)
+				answer, err := http.DefaultClient.Do(request)
 				if err == nil {
 					code = answer.StatusCode
 					body, err = io.ReadAll(answer.Body)
@@ -134,6 +144,9 @@ func TestHook(t *testing.T) {
 			for done := false; !done; {
 				select {
 				case <-cluster.asked:
+					if !c.waits {
+						t.Fatal("it waits for a Checkpoint")
+					}
 				case err := <-answered:
 					if err != nil {
 						t.Fatal(err)

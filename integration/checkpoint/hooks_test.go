@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 )
 
 const (
@@ -128,6 +131,16 @@ func TestHookRefuses(t *testing.T) {
 	}
 }
 
+// turns returns the turns that operations have in a cgroup of [staging].
+func turns(t *testing.T, cgroup string) []os.DirEntry {
+	t.Helper()
+	all, err := os.ReadDir(filepath.Join(quota.Dir, "memory"+strings.ReplaceAll("/"+shared.StagingCgroup(cgroup), "/", ":")))
+	if err != nil { // each that begins makes it
+		t.Fatal(err)
+	}
+	return all
+}
+
 // A hook that does not end holds no turn: other containers of the node are checkpointed meanwhile.
 func TestHookHoldsNoTurn(t *testing.T) {
 	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", 40<<20)))
@@ -143,7 +156,7 @@ func TestHookHoldsNoTurn(t *testing.T) {
 				endTask(t, shared, k)
 				do = func(dir string) error { return restoreTask(t, shared, k, dir) }
 			}
-			ended := make(chan error, 1)
+			ended, from := make(chan error, 1), len(shared.Log())
 			go func() { ended <- do(dir) }()
 			sleeper := 0
 			harness.Within(t, "the hook runs", func() bool {
@@ -152,10 +165,20 @@ func TestHookHoldsNoTurn(t *testing.T) {
 				}
 				return sleeper != 0
 			})
-			began := time.Now()
-			err := checkpointTask(t, shared, other, t.TempDir())
-			if took := time.Since(began); err != nil || took > 20*time.Second {
-				t.Errorf("beside the hook a checkpoint took %v: %v", took, err)
+			if hook == afterCheckpoint { // beside which files are written, by whom has the turn
+				harness.Within(t, "the files are written", func() bool {
+					for line := range strings.Lines(shared.Log()[from:]) {
+						if strings.Contains(line, "id="+k.ID+" ") && strings.Contains(line, `phase="write metadata"`) {
+							return true
+						}
+					}
+					return false
+				})
+			}
+			if had := turns(t, "turns"); len(had) > 0 {
+				t.Errorf("while the hook runs its operation has the turn %v", had)
+			} else if err := checkpointTask(t, shared, other, t.TempDir()); err != nil {
+				t.Errorf("a checkpoint beside the hook: %v", err)
 			}
 			select {
 			case err := <-ended:
