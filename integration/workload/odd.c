@@ -791,8 +791,24 @@ static const char *renamed_socket_same(void)
 	return failed ? "nobody listens" : !access(at.sun_path, F_OK) ? "the old name is back" : "same";
 }
 
+// in_replaced opens a file, removes it and its directory, and makes a file of the directory's name.
+static int in_replaced(const char *dir)
+{
+	char name[4096];
+	must(mkdir(dir, 0755));
+	snprintf(name, sizeof name, "%s/file", dir);
+	int fd = make_file(name, O_RDONLY);
+	must(unlink(name));
+	must(rmdir(dir));
+	close(make_file(dir, O_RDONLY));
+	return fd;
+}
+
+static const char in_memory[] = "/dev/shm/odd-dir";
+static int in_tmpfs;
+
 // The working directory was removed, with an open directory and an open file in it, and another one has its
-// name. So has a file that of the directory in which an open file was.
+// name. So has a file that of the directory in which an open file was, and another one in a tmpfs.
 static void replaced_directory(void)
 {
 	char name[4096];
@@ -806,13 +822,8 @@ static void replaced_directory(void)
 	must(rmdir(path));
 	must(mkdir(path, 0700));
 	on_path(name, ".dir");
-	must(mkdir(name, 0755));
-	on_path(name, ".dir/file");
-	a = make_file(name, O_RDONLY);
-	must(unlink(name));
-	on_path(name, ".dir");
-	must(rmdir(name));
-	close(make_file(name, O_RDONLY));
+	a = in_replaced(name);
+	in_tmpfs = in_replaced(in_memory);
 }
 
 static const char *replaced_directory_same(void)
@@ -827,7 +838,9 @@ static const char *replaced_directory_same(void)
 		return "another working directory";
 	if (fstat(b, &own) || (own.st_mode & 0777) != 0711 || own.st_nlink || fstat(c, &own) || own.st_nlink || pread(c, text, 10, 0) != 10)
 		return "another file or directory in it";
-	return stat(name, &st) || !S_ISREG(st.st_mode) || pread(a, text, 10, 0) != 10 ? "another file" : "same";
+	if (stat(name, &st) || !S_ISREG(st.st_mode) || pread(a, text, 10, 0) != 10)
+		return "another file";
+	return stat(in_memory, &st) || !S_ISREG(st.st_mode) || pread(in_tmpfs, text, 10, 0) != 10 ? "another file in the tmpfs" : "same";
 }
 
 // A connection that no program has accepted yet.

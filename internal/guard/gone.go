@@ -4,35 +4,88 @@
 package guard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ghostfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ghost-file"
-	regfile "github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	remap "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // removedSuffix is what a directory is called that was removed, behind the name that it had.
 const removedSuffix = ".removed"
 
+// gone is a file that a dump has open and that was removed.
+type gone struct {
+	id    uint32
+	name  string
+	isDir bool
+}
+
 // goneNames returns other names for files that a dump has open and that were removed, by their numbers.
 // CRIU makes a directory by the name that it had, and removes it again: it would take what has that name
 // now for it. It makes another file in the directory that had it, which may be none any more, or one that was
 // removed itself.
-func goneNames(spec *specs.Spec, dumped *image.Set, rootfs string) (map[uint32]string, error) {
+func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32]string, error) {
+	all, err := goneFiles(dumped.Set)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	goneDirs := make(map[string]bool)
+	for _, g := range all {
+		if g.isDir {
+			goneDirs[g.name] = true
+		}
+	}
+	spec, _ = bundle.AtPlaces(spec, rootfs)
+	places, names := newPaths(spec, rootfs), make(map[uint32]string)
+	shm := dumped.Has(tmpfs.ShmImage) && tmpfs.Carries(spec)
+	if shm {
+		places.binds[tmpfs.ShmPath] = ""
+	}
+	var at []string
+	for _, g := range all {
+		if len(goneDirs) > 0 {
+			names[g.id] = outside(goneDirs, g.name, g.id)
+		} else {
+			names[g.id] = g.name
+		}
+		at = append(at, names[g.id])
+	}
+	blocked, err := besideFiles(dumped, at, shm)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range all {
+		name := names[g.id]
+		if name, err = places.free(cmp.Or(blocked[name], name), g.isDir); err != nil {
+			return nil, err
+		}
+		if names[g.id] = name; name == g.name {
+			delete(names, g.id)
+		}
+	}
+	return names, nil
+}
+
+// goneFiles returns the files that were removed and that CRIU makes anew.
+func goneFiles(dumped *image.Set) (all []gone, err error) {
 	if !dumped.Has("remap-fpath.img") {
 		return nil, nil
 	}
 	isDir := make(map[uint32]bool)
-	err := dumped.Each("remap-fpath.img", func(e *image.Entry) error {
+	err = dumped.Each("remap-fpath.img", func(e *image.Entry) error {
 		m, ok := e.Message.(*remap.RemapFilePathEntry)
 		if !ok || m.GetRemapType() != remap.RemapType_GHOST {
 			return nil
@@ -44,37 +97,61 @@ func goneNames(spec *specs.Spec, dumped *image.Set, rootfs string) (map[uint32]s
 	if err != nil {
 		return nil, err
 	}
-	var gone []*regfile.RegFileEntry
-	goneDirs := make(map[string]bool)
 	err = dumped.Each("files.img", func(e *image.Entry) error {
 		m, ok := e.Message.(*fdinfo.FileEntry)
 		r := m.GetReg()
 		if is, there := isDir[r.GetId()]; ok && r != nil && there {
-			gone = append(gone, r)
-			if is {
-				goneDirs[r.GetName()] = true
-			}
+			all = append(all, gone{r.GetId(), r.GetName(), is})
 		}
 		return nil
 	})
+	return all, err
+}
+
+// besideFiles returns other names for those that lead through a file of a dump's tmpfs, as if the file were a
+// directory: it has the place of one. What is in a tmpfs is not there yet, so the dump says it.
+func besideFiles(dumped *criu.Images, names []string, shm bool) (map[string]string, error) {
+	d, err := dumped.Dump()
 	if err != nil {
 		return nil, err
 	}
-	spec, _ = bundle.AtPlaces(spec, rootfs)
-	places, names := newPaths(spec, rootfs), make(map[uint32]string)
-	for _, r := range gone {
-		name := r.GetName()
-		if len(goneDirs) > 0 {
-			name = outside(goneDirs, name, r.GetId())
+	names = slices.Sorted(slices.Values(names))
+	below := func(dir string) []string {
+		from, _ := slices.BinarySearch(names, dir+"/")
+		to := from
+		for to < len(names) && strings.HasPrefix(names[to], dir+"/") {
+			to++
 		}
-		if name, err = places.free(name, isDir[r.GetId()]); err != nil {
-			return nil, err
-		}
-		if name != r.GetName() {
-			names[r.GetId()] = name
-		}
+		return names[from:to]
 	}
-	return names, nil
+	through, taken := make(map[string]string), make(map[string]bool)
+	look := func(file string, mode, _, _ uint32) error {
+		if mode&unix.S_IFMT == unix.S_IFDIR {
+			return nil
+		}
+		for _, name := range below(file) {
+			through[name], taken[file] = file, true
+		}
+		like := file
+		for strings.HasSuffix(like, removedSuffix) {
+			like = strings.TrimSuffix(like, removedSuffix)
+		}
+		if like != file && len(below(like)) > 0 {
+			taken[file] = true
+		}
+		return nil
+	}
+	if err = eachInTmpfs(dumped, d.Mounts, look); err == nil && shm {
+		err = eachInImage(dumped, tmpfs.ShmImage, tmpfs.ShmPath, look)
+	}
+	for name, file := range through {
+		to := file
+		for taken[to] {
+			to += removedSuffix
+		}
+		through[name] = to + name[len(file):]
+	}
+	return through, err
 }
 
 // outside returns a name beside the removed directory that a removed file was in: CRIU could not remove the

@@ -5,6 +5,7 @@ package guard
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,9 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 )
 
 // What was removed gets a name in which nothing is in its way, and no link leads out of the container.
@@ -48,6 +52,68 @@ func TestFree(t *testing.T) {
 	}
 	if _, err := p.free("/"+strings.Repeat("x", 256), true); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Errorf("a long name: %v", err)
+	}
+}
+
+// Where a file of a tmpfs has the name of a directory in which a file was, the removed file gets a directory of another
+// name. The dump says what is in the tmpfs.
+func TestBesideFiles(t *testing.T) {
+	dump, _ := zoo(t)
+	shm := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(shm, "dir"), 0o700), os.WriteFile(filepath.Join(shm, "dir/file"), nil, 0o600), os.WriteFile(filepath.Join(shm, "file"), nil, 0o600),
+		os.WriteFile(filepath.Join(shm, "file.removed"), nil, 0o600), os.Link(filepath.Join(shm, "file"), filepath.Join(shm, "same")), os.Symlink("dir", filepath.Join(shm, "link")),
+		os.WriteFile(filepath.Join(shm, "gone.removed"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	dumped := criu.Open(dump)
+	d, err := dumped.Dump()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := tmpfs.ShmImage // as in a pod
+	for _, m := range d.Mounts {
+		if m.GetMountpoint() == tmpfs.ShmPath {
+			image = fmt.Sprintf("tmpfs-dev-%d.tar.gz.img", m.GetRootDev())
+		}
+	}
+	if image == tmpfs.ShmImage {
+		t.Fatal("the dump has no tmpfs")
+	}
+	names := map[string]string{
+		"file/x": "file.removed.removed/x", "dir/file/x/y": "dir/file.removed/x/y", "same/x": "same.removed/x", "link/x": "link.removed/x",
+		"gone.removed/x": "gone.removed.removed/x", "dir/x": "", "dir": "", "file": "", "new/x": "", "files/x": "", "fil/x": "",
+	}
+	for _, of := range []string{image, tmpfs.ShmImage} {
+		if err := os.RemoveAll(filepath.Join(dump, image)); err != nil {
+			t.Fatal(err)
+		}
+		from, err := os.Open(shm)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to, err := os.Create(filepath.Join(dump, of))
+		if err == nil {
+			err = errors.Join(tmpfs.Save(from, to), to.Close(), from.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for name := range names {
+			all = append(all, "/dev/shm/"+name, "/elsewhere/"+name)
+		}
+		got, err := besideFiles(dumped, all, of == tmpfs.ShmImage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, want := range names {
+			if want != "" {
+				want = "/dev/shm/" + want
+			}
+			if got["/dev/shm/"+name] != want || got["/elsewhere/"+name] != "" {
+				t.Errorf("%s: %s becomes %q, want %q", of, name, got["/dev/shm/"+name], want)
+			}
+		}
 	}
 }
 

@@ -141,7 +141,7 @@ func Copy(ctx context.Context, from string, settings criu.Settings) (_ *Copied, 
 		return nil, err
 	}
 	rootfs := bundle.RootOf(settings.Bundle, file.Spec)
-	gone, err := goneNames(file.Spec, dumped.Set, rootfs)
+	gone, err := goneNames(file.Spec, dumped, rootfs)
 	if err != nil {
 		return nil, err
 	}

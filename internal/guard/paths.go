@@ -24,22 +24,31 @@ func contents(from *criu.Images, d *criu.Dump, with *admission.Entries) error {
 	if image.Without("content of tmpfs") {
 		return nil
 	}
-	for _, m := range d.Mounts {
+	return eachInTmpfs(from, d.Mounts, with.Content)
+}
+
+// eachInTmpfs calls do for each file in the tmpfs mounts of a dump, as tmpfs.Walk does, with its path in the container.
+func eachInTmpfs(from *criu.Images, mounts []*mnt.MntEntry, do func(file string, mode, uid, gid uint32) error) error {
+	for _, m := range mounts {
 		name := fmt.Sprintf("tmpfs-dev-%d.tar.gz.img", m.GetRootDev())
 		if mnt.Fstype(m.GetFstype()) != mnt.Fstype_TMPFS || m.GetRoot() != "/" || !from.Has(name) {
 			continue
 		}
-		f, err := from.OpenFile(name)
-		if err != nil {
+		if err := eachInImage(from, name, m.GetMountpoint(), do); err != nil {
 			return err
 		}
-		err = tmpfs.Walk(f, func(file string, mode, uid, gid uint32) error {
-			return with.Content(path.Join(m.GetMountpoint(), file), mode, uid, gid)
-		})
-		f.Close()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
+	}
+	return nil
+}
+
+func eachInImage(from *criu.Images, image, at string, do func(file string, mode, uid, gid uint32) error) error {
+	f, err := from.OpenFile(image)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := tmpfs.Walk(f, func(file string, mode, uid, gid uint32) error { return do(path.Join(at, file), mode, uid, gid) }); err != nil {
+		return fmt.Errorf("%s: %w", image, err)
 	}
 	return nil
 }

@@ -188,7 +188,7 @@ func beside(carry func(shm, images *os.File) error) error {
 	}
 	defer images.Close()
 	if err := carry(shm, images); err != nil {
-		return fmt.Errorf("%s: %w", shmPath, err)
+		return fmt.Errorf("%s: %w", ShmPath, err)
 	}
 	return nil
 }

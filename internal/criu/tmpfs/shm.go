@@ -13,7 +13,8 @@ import (
 // ShmImage is the file of a checkpoint that has what was mounted at /dev/shm from outside.
 const ShmImage = "gpuckpt-dev-shm.img"
 
-const shmPath = "/dev/shm"
+// ShmPath is where that is mounted.
+const ShmPath = "/dev/shm"
 
 // Carries reports whether the content of a spec's /dev/shm comes from outside the container: Main
 // then opens the checkpoint's directory, which is a descriptor of the shim's.
@@ -24,7 +25,7 @@ func Carries(spec *specs.Spec) bool { return outsideShm(spec) != "" }
 // in memory. The node's own /dev/shm is none, and in a user namespace owners would be others.
 func outsideShm(spec *specs.Spec) (dir string) {
 	for _, m := range spec.Mounts {
-		if path.Clean("/"+m.Destination) != shmPath {
+		if path.Clean("/"+m.Destination) != ShmPath {
 			continue
 		}
 		dir = ""
@@ -43,7 +44,7 @@ func outsideShm(spec *specs.Spec) (dir string) {
 	if err := unix.Stat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return ""
 	}
-	if err := unix.Stat(shmPath, &node); err == nil && node.Dev == st.Dev {
+	if err := unix.Stat(ShmPath, &node); err == nil && node.Dev == st.Dev {
 		return ""
 	}
 	return dir
