@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/aio_abi.h>
+#include <linux/netlink.h>
+#include <linux/rtnetlink.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
@@ -78,6 +80,11 @@ static void files(void)
 	keep(open("/proc/meminfo", O_RDONLY));
 	keep(open("/proc/1/status", O_RDONLY));
 	keep(open("/proc/self/ns/net", O_RDONLY));
+	for (const char *const *dir = (const char *const[]){"fd", "fdinfo", "map_files", "ns", "task", NULL}; *dir; dir++) {
+		char name[32];
+		snprintf(name, sizeof name, "/proc/self/%s", *dir);
+		keep(open(name, O_RDONLY | O_DIRECTORY));
+	}
 
 	must(write(keep(memfd_create("zoo", MFD_ALLOW_SEALING)), "memory", 6));
 	int i = keep(inotify_init());
@@ -133,6 +140,12 @@ static void sockets(void)
 	int s6 = socket(AF_INET6, SOCK_DGRAM, 0); // a machine may have none
 	if (s6 >= 0)
 		must(bind(s6, (struct sockaddr *)&six, sizeof six));
+	// In a group of which nobody tells anything there: what waits in such a socket cannot be dumped.
+	struct sockaddr_nl network = {.nl_family = AF_NETLINK, .nl_groups = 1 << (RTNLGRP_PHONET_IFADDR - 1)};
+	int n = keep(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
+	must(bind(n, (struct sockaddr *)&network, sizeof network));
+	must(setsockopt(n, SOL_NETLINK, NETLINK_EXT_ACK, &one, sizeof one));
+	keep(socket(AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT));
 }
 
 static void terminals(void)

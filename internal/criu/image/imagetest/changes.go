@@ -201,6 +201,11 @@ func (w *walk) absent(f *File, i int) error {
 	return nil
 }
 
+// EachMessage calls do with the type of every message in one, itself first.
+func EachMessage(of proto.Message, do func(name protoreflect.FullName)) {
+	each(of.ProtoReflect(), func(m protoreflect.Message) { do(m.Descriptor().FullName()) })
+}
+
 // each calls do with every message of an entry, itself first, in the order of the fields.
 func each(m protoreflect.Message, do func(protoreflect.Message)) {
 	do(m)

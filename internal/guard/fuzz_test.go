@@ -1,0 +1,81 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+)
+
+// Whatever one of a dump's images says, comparing it ends with an answer. An open file that is let through is one
+// that a container without capabilities can have.
+func FuzzImages(f *testing.F) {
+	dir, spec := zoo(f)
+	spec.Linux.Seccomp = nil // which has a target of its own, and takes most of the time
+	names, err := image.Open(dir).Names()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(name, data)
+	}
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		if image.KindOf(name) == nil {
+			return
+		}
+		path := filepath.Join(dir, name)
+		was, err := os.ReadFile(path)
+		undo := func() error { return os.WriteFile(path, was, 0o600) }
+		if errors.Is(err, os.ErrNotExist) {
+			undo, err = func() error { return os.Remove(path) }, nil
+		}
+		if err == nil {
+			err = os.WriteFile(path, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := undo(); err != nil {
+				t.Fatal(err)
+			}
+		}()
+		dump := criu.Open(dir)
+		if err := Images(t.Context(), spec, dump, noLinks); err != nil {
+			if !errors.Is(err, images.ErrDamaged) && !errors.Is(err, image.ErrRefused) && !errors.Is(err, errdefs.ErrFailedPrecondition) {
+				t.Errorf("%s: error %v", name, err)
+			}
+			return
+		}
+		if err := dump.Each("files.img", func(e *image.Entry) error {
+			m := e.Message.(*fdinfo.FileEntry)
+			if s := m.GetNlsk(); s != nil && (s.GetState() == 1 || s.GetProtocol() != unix.NETLINK_ROUTE && s.GetProtocol() != unix.NETLINK_KOBJECT_UEVENT && len(s.GetGroups()) > 0 && s.GetGroups()[0] != 0) {
+				t.Errorf("a netlink socket gets through: %v", s)
+			}
+			if s := m.GetIsk(); s != nil && s.GetType() == unix.SOCK_RAW {
+				t.Errorf("a raw socket gets through: %v", s)
+			}
+			if r := m.GetReg(); r.GetFlags()&(unix.O_CREAT|unix.O_TRUNC) != 0 {
+				t.Errorf("a file that is made or cut gets through: %v", r)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
