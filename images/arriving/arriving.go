@@ -127,6 +127,9 @@ func (i *Image) plan() error {
 	if i.criu().Kind != oci.LayerCRIU || i.own[0].number == 0 {
 		return fmt.Errorf("the layers of %s are not in order: %w", i.src.Ref, ErrWhole)
 	}
+	if len(i.own) > 1 && !i.image.Anchored() { // what they become would be taken for what another image has
+		return fmt.Errorf("the layers of GPU state of %s have no anchor, or that of others: %w", i.src.Ref, ErrWhole)
+	}
 	i.chain = identity.ChainIDs(ids)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -109,16 +110,40 @@ func Outline(ctx context.Context, provider content.Provider, manifest ocispec.De
 		return nil, err
 	}
 	for n, d := range m.Layers {
-		l := Layer{Digest: d.Digest, DiffID: ids[n], MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: cmp.Or(d.Annotations[annotations.Layer], LayerBase)}
-		if l.Kind == LayerGPU {
-			l.Area = d.Annotations[annotations.Area]
-			if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
-				return nil, fmt.Errorf("%w: layer %d: %w", images.ErrDamaged, n, err)
-			}
+		l, err := layerOf(d, ids[n])
+		if err != nil {
+			return nil, fmt.Errorf("layer %d: %w", n, err)
 		}
 		i.Layers = append(i.Layers, l)
 	}
 	return i, nil
+}
+
+func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
+	l := Layer{Digest: d.Digest, DiffID: id, MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: cmp.Or(d.Annotations[annotations.Layer], LayerBase)}
+	if l.Kind == LayerGPU {
+		l.Area = d.Annotations[annotations.Area]
+		if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
+			return l, fmt.Errorf("%w: %w", images.ErrDamaged, err)
+		}
+	}
+	return l, nil
+}
+
+// Anchored reports whether an image has GPU state that lies above its Anchor, and nothing else but CRIU's images
+// above it. Only that may be entered into containerd by what the image says of it.
+func (i *Image) Anchored() bool {
+	gpu := slices.IndexFunc(i.Layers, func(l Layer) bool { return l.Kind == LayerGPU })
+	if gpu <= 0 {
+		return false
+	}
+	above := i.Layers[gpu:]
+	anchor, err := Anchor(i.LayerBytes, above)
+	if err != nil || i.Layers[gpu-1].DiffID != digest.FromBytes(anchor) {
+		return false // of an earlier version, or somebody else's layers
+	}
+	top := len(above) - 1
+	return above[top].Kind == LayerCRIU && !slices.ContainsFunc(above[:top], func(l Layer) bool { return l.Kind != LayerGPU })
 }
 
 // inspectMetadata reads gpuckpt.json out of its layer, of which it is the first file.

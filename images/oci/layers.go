@@ -91,39 +91,52 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		return nil, err
 	}
 	var layers []layer
-	if len(made) > 1 && slices.ContainsFunc(made[:len(made)-1], func(l *layer) bool { return l != nil }) {
-		anchor, err := b.anchor(ctx, made[len(made)-1].diffID)
-		if err != nil {
-			return nil, err
-		}
-		b.tell(anchor.desc)
-		layers = append(layers, *anchor)
-	}
 	for _, l := range made {
 		if l != nil {
 			layers = append(layers, *l)
 		}
 	}
+	if len(layers) > 1 {
+		anchor, err := b.anchor(ctx, b.LayerBytes, layers)
+		if err != nil {
+			return nil, err
+		}
+		b.tell(anchor.desc)
+		layers = slices.Insert(layers, 0, *anchor)
+	}
 	return layers, nil
 }
 
-// Anchor returns the archive of the layer below GPU state, by the diff_id of the layer with CRIU's
-// images: an empty directory with that digest in its header. So the chain IDs of layers of GPU state
-// are those of this one checkpoint: no other image has them, whatever diff_ids an image claims.
-func Anchor(criu digest.Digest) ([]byte, error) {
+// Anchor returns the archive of the layer below GPU state: an empty directory, with a digest in its header of all that
+// the layers above become as they arrive. Those are the layers of GPU state and that of CRIU's images; of each the
+// diff_id, Area and Offset count. So their chain IDs are those of this one checkpoint, cut in this one way: no other
+// image has them, whatever it claims.
+func Anchor(layerBytes uint64, above []Layer) ([]byte, error) {
+	text := fmt.Appendf(nil, "%d\n", layerBytes)
+	for _, l := range above {
+		text = fmt.Appendf(text, "%s %s %q %d\n", l.Kind, l.DiffID, l.Area, l.Offset)
+	}
 	var b bytes.Buffer
 	t := tar.NewWriter(&b)
 	h := tar.Header{
 		Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0),
-		PAXRecords: map[string]string{"GPUCKPT.criu": criu.String()},
+		PAXRecords: map[string]string{"GPUCKPT.above": digest.FromBytes(text).String()},
 	}
 	err := errors.Join(t.WriteHeader(&h), t.Close())
 	return b.Bytes(), err
 }
 
-// anchor makes the layer of Anchor.
-func (b *builder) anchor(ctx context.Context, criu digest.Digest) (*layer, error) {
-	data, err := Anchor(criu)
+// anchor makes the layer of Anchor, below these.
+func (b *builder) anchor(ctx context.Context, layerBytes uint64, above []layer) (*layer, error) {
+	var all []Layer
+	for _, l := range above {
+		of, err := layerOf(l.desc, l.diffID)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, of)
+	}
+	data, err := Anchor(layerBytes, all)
 	if err != nil {
 		return nil, err
 	}

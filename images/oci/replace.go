@@ -43,7 +43,7 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	if err != nil {
 		return err
 	}
-	anchored := slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == LayerAnchor })
+	anchored := slices.IndexFunc(m.Layers[:top], func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == LayerAnchor })
 	for i, l := range m.Layers {
 		if i == top || i == anchored {
 			continue
@@ -67,8 +67,16 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	}
 	b.count(*made)
 	m.Layers[top], ids[top] = made.desc, made.diffID
-	if anchored >= 0 { // by CRIU's layer
-		if made, err = b.anchor(ctx, made.diffID); err != nil {
+	if anchored >= 0 { // by what is above it
+		size, err := layerBytes(m.Annotations)
+		if err != nil {
+			return err
+		}
+		var above []layer
+		for i := anchored + 1; i <= top; i++ {
+			above = append(above, layer{desc: m.Layers[i], diffID: ids[i]})
+		}
+		if made, err = b.anchor(ctx, size, above); err != nil {
 			return err
 		}
 		b.count(*made)

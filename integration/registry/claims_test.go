@@ -7,22 +7,28 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/gpuckpt/gpuckpt/images/arriving"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -92,20 +98,29 @@ func TestClaimedLayers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := oci.Anchor(digest.Digest(id.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	anchor := of("anchor", static.NewLayer(data, types.OCIUncompressedLayer))
 	for i, attack := range []struct {
-		name  string
-		under []mutate.Addendum
-		says  string // of the attacker's pull
-	}{{name: "alone", says: "wrong diff id"}, {name: "with an anchor", under: []mutate.Addendum{anchor}}} {
+		name     string
+		anchored bool
+		says     string // of the attacker's pull
+	}{{name: "alone", says: "wrong diff id"}, {name: "with an anchor", anchored: true}} {
 		t.Run(attack.name, func(t *testing.T) {
 			policy := layerOf(t, map[string]string{"etc/policy": "deny " + attack.name})
 			junk := claimed{layerOf(t, map[string]string{"x": "y"}), policy}
-			err := pull(push(fmt.Sprintf("attacker:%d", i), base, append(attack.under, of("gpu", junk), of("criu", criu))...))
+			layers := []mutate.Addendum{of("gpu", junk), of("criu", criu)}
+			if attack.anchored {
+				claims, err := junk.DiffID()
+				if err != nil {
+					t.Fatal(err)
+				}
+				data, err := oci.Anchor(64<<20, []oci.Layer{
+					{Kind: oci.LayerGPU, DiffID: digest.Digest(claims.String()), Area: "gpu-1-0"}, {Kind: oci.LayerCRIU, DiffID: digest.Digest(id.String())},
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				layers = slices.Insert(layers, 0, of("anchor", static.NewLayer(data, types.OCIUncompressedLayer)))
+			}
+			err := pull(push(fmt.Sprintf("attacker:%d", i), base, layers...))
 			if attack.says != "" {
 				harness.Says(t, err, attack.says)
 			} else if err != nil {
@@ -124,6 +139,81 @@ func TestClaimedLayers(t *testing.T) {
 				k.MustRemove(t)
 			}
 		})
+	}
+}
+
+// An image that has a layer of GPU state of another one's, cut in another way, has it by itself: the other one is
+// restored after it, out of what is in containerd then.
+func TestAnotherCut(t *testing.T) {
+	r := sent(t)
+	ref, err := name.ParseReference(r.name, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := remote.Image(ref, remote.WithContext(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifest, err := img.Manifest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, err := strconv.Atoi(manifest.Annotations["dev.gpuckpt.layer.bytes"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RootFS.DiffIDs, config.History = nil, nil
+	other, err := mutate.ConfigFile(mutate.MediaType(mutate.ConfigMediaType(empty.Image, types.OCIConfigJSON), types.OCIManifestSchema1), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other = mutate.Annotations(other, map[string]string{"dev.gpuckpt.layer.bytes": fmt.Sprint(2 * size)}).(v1.Image)
+	var taken []mutate.Addendum
+	for i, l := range layers {
+		of := manifest.Layers[i].Annotations
+		taken = append(taken, mutate.Addendum{Layer: l, Annotations: of, MediaType: manifest.Layers[i].MediaType})
+		if of["dev.gpuckpt.layer"] == "gpu" {
+			break
+		}
+	}
+	criu := mutate.Addendum{Layer: layerOf(t, map[string]string{".gpuckpt/gpuckpt.json": "{}"}), Annotations: map[string]string{"dev.gpuckpt.layer": "criu"}}
+	if other, err = mutate.Append(other, append(taken, criu)...); err != nil {
+		t.Fatal(err)
+	}
+	if ref, err = name.ParseReference(r.ref("attacker:1"), name.Insecure); err == nil {
+		err = remote.Write(ref, other, remote.WithContext(t.Context()))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As `gpuckpt restore --pull` fetches what its container runs from.
+	from, err := registry.Open(t.Context(), ref.String(), "pull", registry.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i, err := arriving.Begin(t.Context(), r.c.Client(), from, r.c.Snapshotter())
+	switch {
+	case err == nil:
+		t.Log("it arrives as it says")
+		if err := errors.Join(i.Finish(), i.Close()); err != nil {
+			t.Fatal(err)
+		}
+	case errors.Is(err, arriving.ErrWhole):
+		gpuckpt(t, r.c, "image", "pull", ref.String(), "--snapshotter", r.c.Snapshotter())
+	default:
+		t.Fatal(err)
+	}
+	for _, id := range []string{"pulled", "unpacked"} {
+		gpuckpt(t, r.c, r.args(id)...)
+		r.goesOn(t, id)
 	}
 }
 

@@ -124,24 +124,10 @@ func (a *arrival) storeCRIU() {
 	})
 }
 
-// inOrder reports whether an image has layers of GPU state, between the anchor above the container's own
-// and CRIU's images, and all in the clear. GPU state is committed before its bytes are here: the
-// anchor's digest in its chain ID keeps it from being taken for a layer of another image.
+// inOrder reports whether an image has layers of GPU state above their anchor, and all in the clear. GPU state is
+// committed before its bytes are here: the anchor keeps it from being taken for a layer of another image.
 func inOrder(i *oci.Image) bool {
-	gpu := slices.IndexFunc(i.Layers, func(l oci.Layer) bool { return l.Kind == oci.LayerGPU })
-	if gpu <= 0 || i.Layers[len(i.Layers)-1].Kind != oci.LayerCRIU {
-		return false
-	}
-	anchor, err := oci.Anchor(i.Layers[len(i.Layers)-1].DiffID)
-	if err != nil || i.Layers[gpu-1].DiffID != digest.FromBytes(anchor) {
-		return false // of an earlier version, or somebody else's layers
-	}
-	for _, l := range i.Layers[gpu : len(i.Layers)-1] {
-		if l.Kind != oci.LayerGPU {
-			return false
-		}
-	}
-	return !slices.ContainsFunc(i.Layers, func(l oci.Layer) bool {
+	return i.Anchored() && !slices.ContainsFunc(i.Layers, func(l oci.Layer) bool {
 		return !cimages.IsLayerType(l.MediaType) || strings.Contains(l.MediaType, "encrypted")
 	})
 }
