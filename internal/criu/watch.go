@@ -59,6 +59,7 @@ type Watch struct {
 	ended      []string // what was found, for people; set when done is closed
 	idle       time.Duration
 	hung       bool // as ended
+	kernel     kernelLog
 }
 
 // StartWatch watches the runc of this process and its CRIU until Stop is called. In a dump it ends
@@ -68,7 +69,7 @@ func StartWatch(ctx context.Context, restoring bool, idle time.Duration) *Watch 
 }
 
 func startWatch(ctx context.Context, restoring bool, idle, interval time.Duration) *Watch {
-	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid())}
+	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid()), kernel: openKernelLog()}
 	go func() {
 		defer close(w.done)
 		look := time.NewTicker(interval)
@@ -117,19 +118,31 @@ func startWatch(ctx context.Context, restoring bool, idle, interval time.Duratio
 func (w *Watch) Stop(err error) error {
 	close(w.stop)
 	<-w.done
+	defer w.kernel.close()
 	switch {
 	case err == nil:
 		return nil
 	case w.hung:
 		return fmt.Errorf("%w: it and runc did nothing for %v in the dump: see its log, and raise stall_timeout in %s if a disk was as slow: %w", ErrHangs, w.idle, config.Path, err)
 	case len(w.ended) > 0:
-		return fmt.Errorf("%s, possibly out of memory (see dmesg); try again: %w", strings.Join(w.ended, ", "), err)
+		return fmt.Errorf("%s, %s: %w", strings.Join(w.ended, ", "), w.why(), err)
 	case strings.Contains(err.Error(), "exit status 137"): // 128 + SIGKILL
 		return fmt.Errorf("runc was killed, possibly out of memory (see dmesg); try again: %w", err)
 	case cutOff(err):
-		return fmt.Errorf("%s or has crashed, possibly out of memory (see dmesg); try again: %w", criuKilled, err)
+		return fmt.Errorf("%s or has crashed, %s: %w", criuKilled, w.why(), err)
 	}
 	return err
+}
+
+// why returns what the kernel says of the end of a CRIU, and what to do.
+func (w *Watch) why() string {
+	switch said, limit := w.kernel.ofCRIU(); {
+	case limit:
+		return fmt.Sprintf("the kernel says %q: raise the memory limit of the container, or make room on the node", said)
+	case said != "":
+		return fmt.Sprintf("the kernel says %q: what CRIU read is damaged, or CRIU has a fault: take another checkpoint, and report this one with CRIU's version", said)
+	}
+	return "possibly out of memory (see dmesg); try again"
 }
 
 // cutOff reports whether runc's error is that its socket to CRIU, a SOCK_SEQPACKET,
