@@ -228,7 +228,7 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 // What an error has of a CRIU that has crashed or was killed, and how it says by what.
 const (
 	crash    = "CRIU was killed or has crashed"
-	byKernel = "the kernel says \"criu["
+	byKernel = "the kernel says \""
 )
 
 // clear reports whether an error says more than that CRIU has failed.
