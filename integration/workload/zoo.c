@@ -70,7 +70,9 @@ static void files(void)
 	if (map == MAP_FAILED)
 		abort();
 	// Removed: one that nothing names any more, one that another name is left of.
-	must(write(keep(open("/tmp/removed", O_RDWR | O_CREAT, 0600)), "removed", 7));
+	int removed = keep(open("/tmp/removed", O_RDWR | O_CREAT, 0600));
+	must(write(removed, "removed", 7));
+	must(ftruncate(removed, 65536)); // of which the dump has the part that is no hole
 	must(unlink("/tmp/removed"));
 	keep(open("/dev/shm/name", O_RDWR | O_CREAT, 0600)); // elsewhere the dump opens it by the other name
 	must(link("/dev/shm/name", "/dev/shm/other"));
