@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/oci"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 )
@@ -146,12 +147,20 @@ func TestHookHoldsNoTurn(t *testing.T) {
 	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", 40<<20)))
 	other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other", GPUs: []int{0}}, "counter")
 	other.Expect(t, "count", "101")
-	for _, hook := range []string{beforeCheckpoint, afterCheckpoint, afterRestore} {
-		t.Run(hook, func(t *testing.T) {
+	const refused = "after a refused checkpoint"
+	for _, when := range []string{beforeCheckpoint, afterCheckpoint, refused, afterRestore} {
+		t.Run(when, func(t *testing.T) {
 			results.Add(t)
+			hook := when
+			if when == refused {
+				hook = afterCheckpoint
+			}
 			k := hooked(t, map[string]string{hook: "gpuwork sleep", "dev.gpuckpt.hook.timeout": "1m"})
 			dir, do := t.TempDir(), func(dir string) error { return checkpointTask(t, shared, k, dir) }
-			if hook == afterRestore {
+			switch when {
+			case refused:
+				write(t, filepath.Join(dir, images.MetadataName), "{}", 0o600)
+			case afterRestore:
 				checkpointInto(t, shared, k, dir)
 				endTask(t, shared, k)
 				do = func(dir string) error { return restoreTask(t, shared, k, dir) }
@@ -165,7 +174,7 @@ func TestHookHoldsNoTurn(t *testing.T) {
 				}
 				return sleeper != 0
 			})
-			if hook == afterCheckpoint { // beside which files are written, by whom has the turn
+			if when == afterCheckpoint { // beside which files are written, by whom has the turn
 				harness.Within(t, "the files are written", func() bool {
 					for line := range strings.Lines(shared.Log()[from:]) {
 						if strings.Contains(line, "id="+k.ID+" ") && strings.Contains(line, `phase="write metadata"`) {
@@ -188,7 +197,7 @@ func TestHookHoldsNoTurn(t *testing.T) {
 			if err := unix.Kill(sleeper, unix.SIGKILL); err != nil {
 				t.Error(err)
 			}
-			if err := <-ended; (err != nil) != (hook == beforeCheckpoint) {
+			if err := <-ended; (err != nil) != (when == beforeCheckpoint || when == refused) {
 				t.Errorf("the operation whose hook was killed: %v", err)
 			}
 			k.Expect(t, "count", "102")
