@@ -221,10 +221,13 @@ func (k *restoring) awaitRunc() error {
 		hung = sequence.Join(criu.Hangs(k.within), criu.EndRestoring(k.c.id))
 		<-k.started
 	}
-	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err != nil {
-		if hung != nil {
-			err = fmt.Errorf("%w: %w", hung, err)
-		}
+	err := errgrpc.ToNative(k.err)
+	if hung == nil {
+		err = k.watch.Stop(err)
+	} else if _ = k.watch.Stop(nil); err != nil { // which needs no other reason
+		err = fmt.Errorf("%w: %w", hung, err)
+	}
+	if err != nil {
 		k.c.pid = 0
 		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
 		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
@@ -296,6 +299,9 @@ func (k *restoring) kill(ctx context.Context) error {
 // watchCgroup does what runc's service does for a container that it has started.
 func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 	cg, err := host.CgroupOf(k.c.pid)
+	if errdefs.IsNotFound(err) {
+		err = fmt.Errorf("the restored process was killed before its program went on, possibly out of memory (see dmesg); try again: %w", err)
+	}
 	if err != nil {
 		return 0, err
 	}
