@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/guard"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
@@ -300,7 +301,10 @@ func (k *restoring) kill(ctx context.Context) error {
 func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 	cg, err := host.CgroupOf(k.c.pid)
 	if errdefs.IsNotFound(err) {
-		err = fmt.Errorf("the restored process was killed before its program went on, possibly out of memory (see dmesg); try again: %w", err)
+		if status, gone := proc.StatusOf(k.c.pid); gone == nil && !status.Ended() {
+			return 0, fmt.Errorf("restored process %d: it is in the root of all cgroups, and in none of the container's: %w", k.c.pid, errdefs.ErrFailedPrecondition)
+		}
+		return 0, fmt.Errorf("restored process %d was killed before its program went on, possibly out of memory (see dmesg); try again: %w", k.c.pid, err)
 	}
 	if err != nil {
 		return 0, err
