@@ -94,6 +94,8 @@ type restoreState struct {
 	unpacked bool
 	// checkpoint is what open returned, nil before it was called.
 	checkpoint *images.Checkpoint
+	// dumped are CRIU's images, as Create has read them.
+	dumped *criu.Images
 	// arriving tells what of the checkpoint has arrived; nil if all of it is here.
 	arriving *feed.Source
 	// rest compares the memory that the checkpoint has.

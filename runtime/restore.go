@@ -153,21 +153,21 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	dir := k.c.restore.images()
-	dumped := criu.Open(dir).Set
-	if k.threads, err = scheduling.Read(dumped); err != nil {
+	dumped := k.c.restore.dumped
+	k.c.restore.dumped = nil // of no use when it is copied
+	if k.threads, err = scheduling.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.sockets, err = openfiles.Read(dumped); err != nil {
+	if k.sockets, err = openfiles.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.watches, err = told.ReadWatches(dumped); err != nil {
+	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.c.different, err = different.Read(dumped); err != nil {
+	if k.c.different, err = different.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.from, err = guard.Copy(ctx, dir, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
+	if k.from, err = guard.Copy(ctx, dumped, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
 		return 0, err
 	}
 	k.c.different = append(k.c.different, k.from.Different...)

@@ -557,6 +557,19 @@ func TestBesideTheImages(t *testing.T) {
 	}
 }
 
+// A number has one form.
+func TestNumbersInNames(t *testing.T) {
+	for name, magic := range map[string]string{
+		"core-0.img": "CORE", "core-10.img": "CORE", "core-18446744073709551615.img": "CORE", "ghost-file-0.img": "GHOST_FILE", "ghost-file-a0f.img": "GHOST_FILE",
+		"core-.img": "", "core-01.img": "", "core-a.img": "", "core--1.img": "", "core-1": "", "core-1.img.img": "", "xcore-1.img": "", "core-184467440737095516150.img": "",
+		"ghost-file-A.img": "", "ghost-file-0a.img": "", "ghost-file-12345678123456789.img": "", "pagemap-shmem-1.img": "PAGEMAP", "tmpfs-dev-x.tar.gz.img": "", "files-1.img": "",
+	} {
+		if k := KindOf(name); (k == nil) != (magic == "") || k != nil && k.Magic != magic {
+			t.Errorf("%s: %+v, want %q", name, k, magic)
+		}
+	}
+}
+
 // A file of the directory that a process which is being started still has open is waited for.
 func TestDirIsBusy(t *testing.T) {
 	d, err := NewDir(0)
