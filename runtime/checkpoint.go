@@ -323,7 +323,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	capable := beside(func() error { return k.c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
+	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}

@@ -50,9 +50,6 @@ type container struct {
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
-	// criu is whether CRIU is there, and new enough.
-	criu criu.Checker
-
 	exclusive clientpause.Checkpoints
 	// journal has the record of what is being changed, for whoever finds it after a crash.
 	journal journal.Journal

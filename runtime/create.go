@@ -184,7 +184,7 @@ func (k *creating) fit(ctx context.Context) error {
 		return cmp.Or(c.fitSpec(ctx, view, spec), c.deny(spec, nil))
 	}
 	gctune.Begin()
-	capable := beside(func() error { return c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
+	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := c.fitSpec(ctx, view, spec); err != nil {
 		return err
 	}
