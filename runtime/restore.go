@@ -317,11 +317,15 @@ func (k *restoring) fixNodes(context.Context) (uint64, error) {
 // than the kernel's time.
 const killTimeout = 30 * time.Second
 
-// kill kills a container and waits for its end.
+// kill kills a container and waits for its end. For a frozen one it needs no runc, which takes 20 ms.
 func (s *Service) kill(ctx context.Context, c *container) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+	if cg := c.frozen.Load(); cg != nil {
+		if err := cg.Kill(); err != nil {
+			return fmt.Errorf("kill the container: %w", err)
+		}
+	} else if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
 		if err := errgrpc.ToNative(err); !errdefs.IsNotFound(err) {
 			return fmt.Errorf("kill the container: %w", err)
 		}
