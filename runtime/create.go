@@ -44,6 +44,9 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	began := time.Now()
 	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
 	ctx = k.c.logged(ctx)
+	if k.restores {
+		gctune.Begin()
+	}
 	resp, err := k.run(ctx)
 	if err == nil {
 		return resp, nil

@@ -105,7 +105,6 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err := beginUnflushed(ctx, c, c.config, rec); err != nil {
 		return nil, err
 	}
-	q.Journal = &c.journal
 	defer func() { end(context.WithoutCancel(ctx), c, q.Stuck) }()
 	settings, err := c.writeSettings(ctx, k.view)
 	if err != nil {
@@ -131,6 +130,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	}
 	defer k.gate.Close()
 	if gpu := c.restore.gpu; gpu != nil {
+		q.Journal = &c.journal
 		// Before there is a process that could change anything.
 		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
