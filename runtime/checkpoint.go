@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
 	"github.com/gpuckpt/gpuckpt/internal/criu/different"
 	"github.com/gpuckpt/gpuckpt/internal/criu/filelocks"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
@@ -151,6 +152,7 @@ type checkpointing struct {
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
 	memory   *pages.Dump      // of save
+	dumped   *criu.Images     // of dump
 	writer   *gpustate.Writer // of dump
 }
 
@@ -198,7 +200,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 				return nil, err
 			}
 		}
-		return k.memory.Digests(), guard.Own(ctx, k.c.bundle, k.read, criu.Open(k.images.Path))
+		return k.memory.Digests(), guard.Own(ctx, k.c.bundle, k.read, k.dumped)
 	})
 	switch {
 	case err != nil:
@@ -321,7 +323,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	capable := beside(func() error { return k.c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
+	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}
@@ -405,7 +407,8 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 			return fmt.Errorf("its own restore would refuse it: %w", err)
 		}
 	}
-	if err := k.s.dump(ctx, k.c, k.images.Path, k.opts, k.read, k.memory); err != nil {
+	k.dumped = criu.Open(k.images.Path)
+	if err := k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory); err != nil {
 		return err
 	}
 	view, err := k.read()
@@ -414,7 +417,7 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
 	defer cancel()
-	dumped := criu.Open(k.images.Path).Set
+	dumped := k.dumped.Set
 	if err := names.Numbers(dumped); err != nil {
 		return err
 	}
@@ -440,11 +443,10 @@ func (k *checkpointing) admit(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	dumped := criu.Open(k.images.Path)
-	if _, err := rebindFiles(ctx, view.Node, file.Spec, dumped); err != nil {
+	if _, err := rebindFiles(ctx, view.Node, file.Spec, k.dumped); err != nil {
 		return 0, fmt.Errorf("its own restore would refuse it: %w", err)
 	}
-	return 0, guard.Own(ctx, k.c.bundle, k.read, dumped)
+	return 0, guard.Own(ctx, k.c.bundle, k.read, k.dumped)
 }
 
 // drain waits until the GPU state that is on its way to the files still is there.
@@ -518,7 +520,7 @@ func endLost(ctx context.Context, s *Service, c *container, err error) error {
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
 // code of its own in the processes then, and would go on without runc.
-func (s *Service) dump(ctx context.Context, c *container, images string, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump) error {
+func (s *Service) dump(ctx context.Context, c *container, images string, dumped *image.Set, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump) error {
 	view, err := read()
 	if err != nil {
 		return err
@@ -562,10 +564,10 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 		}
 		return back(sequence.Join(err, criu.EndDumps()))
 	}
-	if err := locks.Complete(criu.Open(images).Set); err != nil {
+	if err := locks.Complete(dumped); err != nil {
 		return err
 	}
-	if err := tell.Complete(images, criu.Open(images).Set); err != nil {
+	if err := tell.Complete(images, dumped); err != nil {
 		return err
 	}
 	if n := len(tell.Closed); n > 0 {
@@ -574,23 +576,23 @@ func (s *Service) dump(ctx context.Context, c *container, images string, opts *o
 	if err := memory.Complete(); err != nil {
 		return err
 	}
-	if err := openfiles.Save(images, criu.Open(images).Set, c.pid, c.pids); err != nil {
+	if err := openfiles.Save(images, dumped, c.pid, c.pids); err != nil {
 		return err
 	}
 	lacks, err := scheduling.Save(images, c.pids)
 	if err != nil {
 		return err
 	}
-	return c.noteDifferent(ctx, images, len(tell.Closed), lacks)
+	return c.noteDifferent(ctx, images, dumped, len(tell.Closed), lacks)
 }
 
 // noteDifferent notes what of a container whose dump is made comes back different.
-func (c *container) noteDifferent(ctx context.Context, dir string, closed int, lacks []string) (err error) {
+func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image.Set, closed int, lacks []string) (err error) {
 	c.different = nil
 	if c.pid == 0 {
 		return nil
 	}
-	if c.different, err = different.Look(criu.Open(dir).Set, c.pid, c.pids); err != nil { // it reads what the restore will
+	if c.different, err = different.Look(dumped, c.pid, c.pids); err != nil { // it reads what the restore will
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	c.different = append(c.different, lacks...)

@@ -50,9 +50,6 @@ type container struct {
 	// workDir is where runc lets CRIU log during a restore.
 	workDir string
 
-	// criu is whether CRIU is there, and new enough.
-	criu criu.Checker
-
 	exclusive clientpause.Checkpoints
 	// journal has the record of what is being changed, for whoever finds it after a crash.
 	journal journal.Journal
@@ -94,6 +91,8 @@ type restoreState struct {
 	unpacked bool
 	// checkpoint is what open returned, nil before it was called.
 	checkpoint *images.Checkpoint
+	// dumped are CRIU's images, as Create has read them.
+	dumped *criu.Images
 	// arriving tells what of the checkpoint has arrived; nil if all of it is here.
 	arriving *feed.Source
 	// rest compares the memory that the checkpoint has.

@@ -44,6 +44,9 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	began := time.Now()
 	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
 	ctx = k.c.logged(ctx)
+	if k.restores {
+		gctune.Begin()
+	}
 	resp, err := k.run(ctx)
 	if err == nil {
 		return resp, nil
@@ -184,7 +187,7 @@ func (k *creating) fit(ctx context.Context) error {
 		return cmp.Or(c.fitSpec(ctx, view, spec), c.deny(spec, nil))
 	}
 	gctune.Begin()
-	capable := beside(func() error { return c.criu.Check(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
+	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := c.fitSpec(ctx, view, spec); err != nil {
 		return err
 	}
@@ -212,6 +215,7 @@ func (c *container) deny(spec *specs.Spec, dump *criu.Dump) error {
 // fitDump makes the spec of a restore fit what was dumped, or refuses it.
 func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.Spec) (err error) {
 	dumped := criu.Open(c.restore.images())
+	c.restore.dumped = dumped
 	if spec.Linux != nil {
 		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)
 	}

@@ -14,9 +14,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/loopback"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
-	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 )
 
@@ -37,7 +37,9 @@ func (c *container) fitSpec(ctx context.Context, view config.View, spec *specs.S
 		return nil
 	}
 	c.restore.gpus.Spec = spec
-	host.HookLoopback(spec)
+	if err := loopback.Hook(spec); err != nil {
+		return err
+	}
 	if err := devnode.Refresh(spec); err != nil {
 		return refused(err)
 	}

@@ -106,7 +106,6 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err := beginUnflushed(ctx, c, c.config, rec); err != nil {
 		return nil, err
 	}
-	q.Journal = &c.journal
 	defer func() { end(context.WithoutCancel(ctx), c, q.Stuck) }()
 	settings, err := c.writeSettings(ctx, k.view)
 	if err != nil {
@@ -132,6 +131,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	}
 	defer k.gate.Close()
 	if gpu := c.restore.gpu; gpu != nil {
+		q.Journal = &c.journal
 		// Before there is a process that could change anything.
 		if err := gpu.Load(ctx, c.restore.checkpoint, k.gate, c.gpuOptions(k.view.Node)); err != nil {
 			return nil, err
@@ -154,21 +154,21 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	dir := k.c.restore.images()
-	dumped := criu.Open(dir).Set
-	if k.threads, err = scheduling.Read(dumped); err != nil {
+	dumped := k.c.restore.dumped
+	k.c.restore.dumped = nil // of no use when it is copied
+	if k.threads, err = scheduling.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.sockets, err = openfiles.Read(dumped); err != nil {
+	if k.sockets, err = openfiles.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.watches, err = told.ReadWatches(dumped); err != nil {
+	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.c.different, err = different.Read(dumped); err != nil {
+	if k.c.different, err = different.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.from, err = guard.Copy(ctx, dir, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
+	if k.from, err = guard.Copy(ctx, dumped, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
 		return 0, err
 	}
 	k.c.different = append(k.c.different, k.from.Different...)
@@ -327,11 +327,15 @@ func (k *restoring) fixNodes(context.Context) (uint64, error) {
 // than the kernel's time.
 const killTimeout = 30 * time.Second
 
-// kill kills a container and waits for its end.
+// kill kills a container and waits for its end. For a frozen one it needs no runc, which takes 20 ms.
 func (s *Service) kill(ctx context.Context, c *container) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+	if cg := c.frozen.Load(); cg != nil {
+		if err := cg.Kill(); err != nil {
+			return fmt.Errorf("kill the container: %w", err)
+		}
+	} else if _, err := s.TTRPCTaskService.Kill(ctx, &taskAPI.KillRequest{ID: c.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
 		if err := errgrpc.ToNative(err); !errdefs.IsNotFound(err) {
 			return fmt.Errorf("kill the container: %w", err)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -135,5 +136,6 @@ func (r *restoreState) reopen() error {
 		return err
 	}
 	r.checkpoint, r.mounted = found, ""
+	r.dumped = criu.Open(r.images())
 	return nil
 }

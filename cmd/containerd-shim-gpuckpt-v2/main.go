@@ -11,10 +11,10 @@ import (
 	"os"
 
 	"github.com/gpuckpt/gpuckpt/cmd/containerd-shim-gpuckpt-v2/internal/bootstrap"
+	"github.com/gpuckpt/gpuckpt/internal/criu/loopback"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
-	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/runtime"
 )
@@ -29,8 +29,8 @@ func main() {
 	if pages.IsWorker() {
 		pages.Main()
 	}
-	if host.IsLoopbackHook() {
-		host.LoopbackHook()
+	if loopback.IsHook() {
+		loopback.Main()
 	}
 	if version.Asked(os.Args) { // else containerd's package prints the version of containerd
 		fmt.Println("containerd-shim-gpuckpt-v2", version.String())

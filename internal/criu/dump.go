@@ -138,7 +138,7 @@ func (im *Images) readTasks(d *Dump) error {
 // readTask reads a process. It refuses one, or a thread, that is known already.
 func (im *Images) readTask(p *pstree.PstreeEntry, known map[uint32]bool) (Task, error) {
 	t := Task{PID: p.GetPid()}
-	tids := append([]uint32{p.GetPid()}, slices.DeleteFunc(p.GetThreads(), func(tid uint32) bool { return tid == p.GetPid() })...)
+	tids := append([]uint32{p.GetPid()}, slices.DeleteFunc(slices.Clone(p.GetThreads()), func(tid uint32) bool { return tid == p.GetPid() })...)
 	for i, tid := range tids {
 		if known[tid] {
 			return t, fmt.Errorf("%w: pstree.img in %s has %d twice", images.ErrDamaged, im.dir, tid)

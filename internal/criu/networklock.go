@@ -7,12 +7,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/containerd/continuity"
-	"github.com/containerd/log"
 )
 
 // The ways in which CRIU keeps packets away while it dumps sockets.
@@ -49,16 +45,8 @@ func cachedNetworkLock(ctx context.Context, r Runner, criu string) string {
 		}
 	}
 	method, _ := NetworkLock(ctx, r, criu)
-	if key == "" {
-		return method
-	}
-	// Without a cache the next shim asks again.
-	err := os.MkdirAll(filepath.Dir(networkLockCache), 0o700)
-	if err == nil {
-		err = continuity.AtomicWriteFile(networkLockCache, []byte(key+" "+method), 0o600)
-	}
-	if err != nil {
-		log.G(ctx).WithError(err).Debug("keep what CRIU can do")
+	if key != "" {
+		remember(ctx, networkLockCache, key+" "+method)
 	}
 	return method
 }

@@ -13,10 +13,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
+	"github.com/containerd/continuity"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
+	"github.com/containerd/log"
 	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
@@ -128,27 +129,41 @@ func Check(ctx context.Context, r Runner, configured string) error {
 	return nil
 }
 
-// Checker is Check that asks a criu once: it remembers the one that it has found good, until the file
-// is another or has changed. The zero value is ready, for any goroutine.
-type Checker struct {
-	mu   sync.Mutex
-	good unix.Stat_t // of the file, without the times of its reads
+// goodCRIU keeps for other shims which criu was found good: starting one takes as long as reading all images of a
+// small dump.
+const goodCRIU = "/run/gpuckpt/criu"
+
+// CheckOnce is Check that asks a criu once: the node remembers the one that was found good, until the file
+// is another or has changed.
+func CheckOnce(ctx context.Context, r Runner, configured string) error {
+	return checkOnce(ctx, r, configured, goodCRIU)
 }
 
-// Check is the function Check.
-func (c *Checker) Check(ctx context.Context, r Runner, configured string) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func checkOnce(ctx context.Context, r Runner, configured, cache string) error {
 	var is unix.Stat_t
-	if path, err := Find(r, configured); err == nil && unix.Stat(path, &is) == nil {
-		is.Atim = unix.Timespec{}
-		if is == c.good {
-			return nil
-		}
+	path, err := Find(r, configured)
+	if err != nil || unix.Stat(path, &is) != nil {
+		return Check(ctx, r, configured)
 	}
-	err := Check(ctx, r, configured)
+	is.Atim = unix.Timespec{} // of its reads
+	key := fmt.Sprint(path, is)
+	if good, err := os.ReadFile(cache); err == nil && string(good) == key {
+		return nil
+	}
+	if err := Check(ctx, r, configured); err != nil {
+		return err
+	}
+	remember(ctx, cache, key)
+	return nil
+}
+
+// remember keeps an answer for other shims. Without it the next one asks again.
+func remember(ctx context.Context, cache, answer string) {
+	err := os.MkdirAll(filepath.Dir(cache), 0o700)
 	if err == nil {
-		c.good = is
+		err = continuity.AtomicWriteFile(cache, []byte(answer), 0o600)
 	}
-	return err
+	if err != nil {
+		log.G(ctx).WithError(err).Debug("keep what CRIU can do")
+	}
 }

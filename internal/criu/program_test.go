@@ -66,12 +66,12 @@ func TestCheck(t *testing.T) {
 }
 
 // A criu that is good is asked once, until it is another. One that is not is asked each time.
-func TestChecker(t *testing.T) {
+func TestCheckOnce(t *testing.T) {
 	dir := usePrograms(t, map[string]string{"criu": `echo asked >>"${0%/*}/asked"; echo Version: 4.2`})
-	var c Checker
+	cache := filepath.Join(t.TempDir(), "run", "criu")
 	check := func(asked int, text string) {
 		t.Helper()
-		wantError(t, c.Check(t.Context(), Shim{}, ""), text)
+		wantError(t, checkOnce(t.Context(), Shim{}, "", cache), text)
 		if found, err := os.ReadFile(filepath.Join(dir, "asked")); err != nil || strings.Count(string(found), "asked") != asked {
 			t.Errorf("asked %d times, %v; want %d", strings.Count(string(found), "asked"), err, asked)
 		}

@@ -118,12 +118,11 @@ func (c *Copied) RemoveLogs() (err error) {
 // (package adapt), and refuses what CRIU would read there if the container's spec, which is in the
 // bundle, does not grant it. The copies lack the memory of the plan, and the locks. It makes the logs
 // that are not there any more.
-func Copy(ctx context.Context, from string, settings criu.Settings) (_ *Copied, err error) {
+func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *Copied, err error) {
 	file, err := bundle.Read(settings.Bundle)
 	if err != nil {
 		return nil, err
 	}
-	dumped := criu.Open(from)
 	if err := adapt.CheckUnsent(ctx, dumped.Set, settings, criu.Shim{}); err != nil {
 		return nil, err
 	}

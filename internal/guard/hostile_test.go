@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
 )
@@ -163,6 +165,42 @@ func TestEveryFieldOfAHostileImage(t *testing.T) {
 		t.Errorf("%s is never changed: there is no message of its type", name)
 	}
 	t.Logf("%d fields, %d changes: %d refused, %d harmless by the list, %d let through", len(image.Fields()), changes, refusals, harmless, escapes)
+}
+
+// Who looks at a dump changes nothing of it: the copy is made of the entries that all of them have read.
+func TestALookChangesNothing(t *testing.T) {
+	dir, spec := zoo(t)
+	copied := func(images *criu.Images) map[string]string {
+		to, err := images.Copy(t.TempDir(), 0, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer to.Close()
+		names, err := os.ReadDir(to.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		files := make(map[string]string)
+		for _, n := range names {
+			data, err := os.ReadFile(filepath.Join(to.Path(), n.Name()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			files[n.Name()] = string(data)
+		}
+		return files
+	}
+	seen := criu.Open(dir)
+	_, err := adapt.ForRestore(spec, seen.Set, criu.Settings{})
+	if err == nil {
+		_, err = goneNames(spec, seen.Set, noLinks)
+	}
+	if err = errors.Join(err, Images(t.Context(), spec, seen, noLinks)); err != nil {
+		t.Fatal(err)
+	}
+	if want, got := copied(criu.Open(dir)), copied(seen); len(want) == 0 || !maps.Equal(got, want) {
+		t.Error("the copy is another after a look")
+	}
 }
 
 // neverRead reports whether CRIU gets no message of a type.

@@ -22,6 +22,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
@@ -37,7 +38,7 @@ const (
 const (
 	mostLines = 32
 	longest   = 512
-	listens   = "0A" // a state in /proc/net/tcp
+	listen    = 10 // a state of TCP
 	// segmentLocked is SHM_LOCKED of linux/shm.h.
 	segmentLocked = 0o2000
 )
@@ -84,23 +85,29 @@ type looked struct{ datagrams, connections, events, semaphores, locked bool }
 // Look returns what comes back different of a container, whose first process is given.
 func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
 	var l looked
-	sockets, watches := make(map[string]bool), false
+	sockets, watches := make(map[string]map[string]bool), false // by their tables
 	err = dumped.Each("files.img", func(e *image.Entry) error {
 		m, ok := e.Message.(*fdinfo.FileEntry)
 		switch {
 		case !ok:
 		case m.GetIsk() != nil:
-			sockets[strconv.FormatUint(uint64(m.GetIsk().GetIno()), 10)] = true
+			table := tableOf(m.GetIsk())
+			if sockets[table] == nil {
+				sockets[table] = make(map[string]bool)
+			}
+			sockets[table][strconv.FormatUint(uint64(m.GetIsk().GetIno()), 10)] = true
 		case m.GetIfy() != nil:
 			watches = true
 		}
 		return nil
 	})
-	if err == nil && len(sockets) > 0 {
-		l.datagrams, err = waits(init, "udp", sockets)
-	}
-	if err == nil && len(sockets) > 0 {
-		l.connections, err = waits(init, "tcp", sockets)
+	for table, of := range sockets {
+		found := false
+		if err == nil && table != "" {
+			found, err = waits(init, table, of)
+		}
+		l.datagrams = l.datagrams || found && strings.HasPrefix(table, "udp")
+		l.connections = l.connections || found && strings.HasPrefix(table, "tcp")
 	}
 	if err == nil && watches {
 		l.events, err = unread(pids)
@@ -129,28 +136,34 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 	return found, nil
 }
 
-// waits reports whether something waits in one of the sockets, by a protocol's files in /proc/net.
-func waits(pid int, protocol string, sockets map[string]bool) (bool, error) {
-	for _, name := range []string{protocol, protocol + "6"} {
-		f, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, name))
-		if errors.Is(err, os.ErrNotExist) {
-			continue // without IPv6
-		}
-		if err != nil {
-			return false, err
-		}
-		lines := bufio.NewScanner(f)
-		found := false
-		for lines.Scan() && !found {
-			words := strings.Fields(lines.Text())
-			found = len(words) > 9 && sockets[words[9]] && !strings.HasSuffix(words[4], ":00000000") && (protocol == "udp" || words[3] == listens)
-		}
-		err = errors.Join(lines.Err(), f.Close())
-		if err != nil || found {
-			return found, err
-		}
+// tableOf returns the file in /proc/net that a socket is in, in which something may wait; "" for none. To read one
+// takes milliseconds: the kernel goes through the connections of the whole machine.
+func tableOf(s *skinet.InetSkEntry) (table string) {
+	switch {
+	case s.GetProto() == unix.IPPROTO_UDP:
+		table = "udp"
+	case s.GetProto() == unix.IPPROTO_TCP && s.GetState() == listen:
+		table = "tcp"
 	}
-	return false, nil
+	if table != "" && s.GetFamily() == unix.AF_INET6 {
+		table += "6"
+	}
+	return table
+}
+
+// waits reports whether something waits in one of the sockets, by their table.
+func waits(pid int, table string, sockets map[string]bool) (found bool, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/net/%s", pid, table))
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() && !found {
+		words := strings.Fields(lines.Text())
+		found = len(words) > 9 && sockets[words[9]] && !strings.HasSuffix(words[4], ":00000000")
+	}
+	return found, lines.Err()
 }
 
 // unread reports whether a watch has events that no program has read.

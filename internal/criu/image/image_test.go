@@ -304,7 +304,7 @@ func TestRefused(t *testing.T) {
 func TestReadError(t *testing.T) {
 	good := append(imageOf(t, "FILES", fileOf("/")), entry(t, fileOf("/a"))...)
 	for n := range good {
-		err := Open("images").read(io.MultiReader(bytes.NewReader(good[:n]), iotest.ErrReader(unix.EIO)), int64(len(good)), "files.img", func(*Entry, io.Reader) error { return nil })
+		err := Open("images").read(io.MultiReader(bytes.NewReader(good[:n]), iotest.ErrReader(unix.EIO)), int64(len(good)), "files.img", func(*Entry, *io.LimitedReader) error { return nil })
 		if !errors.Is(err, unix.EIO) || errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "files.img") {
 			t.Fatalf("after %d of %d bytes: %v", n, len(good), err)
 		}
@@ -343,6 +343,64 @@ func TestBounds(t *testing.T) {
 	}
 	if err := s.Each("fifo-data.img", nothing); !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// What was read of an image is what later readers get, and the copy, whatever becomes of the file. An edit changes it.
+func TestReadOnce(t *testing.T) {
+	dir := t.TempDir()
+	put1(t, dir, "files.img", imageOf(t, "FILES", fileOf("/first")))
+	s := Open(dir)
+	read := func() (names string) {
+		err := s.Each("files.img", func(e *Entry) error {
+			names += e.Message.(*fdinfo.FileEntry).GetReg().GetName()
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		return names
+	}
+	rename := func(e *Entry) error {
+		e.Message.(*fdinfo.FileEntry).Reg.Name = new("/edited")
+		return nil
+	}
+	if got := read(); got != "/first" {
+		t.Errorf("first %q", got)
+	}
+	put1(t, dir, "files.img", imageOf(t, "FILES", fileOf("/second")))
+	if got := read(); got != "/first" {
+		t.Errorf("then %q", got)
+	}
+	to, err := NewDir(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	if err := errors.Join(s.Copy(to, rename), to.Seal()); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(to.Path(), "files.img")); err != nil || !bytes.Equal(data, imageOf(t, "FILES", fileOf("/edited"))) {
+		t.Errorf("copied %q, %v", data, err)
+	}
+	if got := read(); got != "/second" {
+		t.Errorf("after the copy %q", got)
+	}
+	if err := s.Edit("files.img", rename); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); got != "/edited" {
+		t.Errorf("edited %q", got)
+	}
+	if err := s.Append("files.img", fileOf("/more")); err != nil {
+		t.Fatal(err)
+	}
+	if got := read(); got != "/edited/more" {
+		t.Errorf("with more %q", got)
+	}
+	put1(t, dir, "files.img", imageOf(t, "FILES", fileOf(strings.Repeat("x", maxKept))))
+	if s = Open(dir); read() == "" || len(s.kept) > 0 {
+		t.Errorf("of a large image %d are kept", len(s.kept))
 	}
 }
 
@@ -417,14 +475,14 @@ func FuzzCopy(f *testing.F) {
 		if k == nil || k.form != entries {
 			return
 		}
-		once, err := rewritten(name, data)
+		once, err := rewritten(t, dir, name, data)
 		if err != nil {
 			if !errors.Is(err, ErrRefused) && !errors.Is(err, images.ErrDamaged) {
 				t.Errorf("%s: error %v", name, err)
 			}
 			return
 		}
-		twice, err := rewritten(name, once)
+		twice, err := rewritten(t, dir, name, once)
 		if err != nil || !bytes.Equal(once, twice) {
 			t.Errorf("%s: a copy of the copy differs (%v):\n%x\n%x", name, err, once, twice)
 		}
@@ -432,10 +490,11 @@ func FuzzCopy(f *testing.F) {
 }
 
 // rewritten is an image as Copy writes it.
-func rewritten(name string, data []byte) ([]byte, error) {
-	s, k := Open(""), KindOf(name)
+func rewritten(t *testing.T, dir, name string, data []byte) ([]byte, error) {
+	t.Helper()
+	put1(t, dir, name, data)
 	var b bytes.Buffer
-	err := s.rewrite(&b, k, bytes.NewReader(data), int64(len(data)), name, nil)
+	err := Open(dir).rewrite(&b, KindOf(name), name, nil)
 	return b.Bytes(), err
 }
 
@@ -494,6 +553,19 @@ func TestBesideTheImages(t *testing.T) {
 	for _, name := range []string{"gpuckpt.json", "gpuckpt.manifest", "gpuckpt.manifest.sig", "gpuckpt.manifest.0123456789abcdef.sig", "config.dump", "stats-dump"} {
 		if k := KindOf(name); k == nil || k.form != leftOut {
 			t.Errorf("%s: %+v", name, k)
+		}
+	}
+}
+
+// A number has one form.
+func TestNumbersInNames(t *testing.T) {
+	for name, magic := range map[string]string{
+		"core-0.img": "CORE", "core-10.img": "CORE", "core-18446744073709551615.img": "CORE", "ghost-file-0.img": "GHOST_FILE", "ghost-file-a0f.img": "GHOST_FILE",
+		"core-.img": "", "core-01.img": "", "core-a.img": "", "core--1.img": "", "core-1": "", "core-1.img.img": "", "xcore-1.img": "", "core-184467440737095516150.img": "",
+		"ghost-file-A.img": "", "ghost-file-0a.img": "", "ghost-file-12345678123456789.img": "", "pagemap-shmem-1.img": "PAGEMAP", "tmpfs-dev-x.tar.gz.img": "", "files-1.img": "",
+	} {
+		if k := KindOf(name); (k == nil) != (magic == "") || k != nil && k.Magic != magic {
+			t.Errorf("%s: %+v, want %q", name, k, magic)
 		}
 	}
 }

@@ -4,7 +4,7 @@
 package image
 
 import (
-	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -69,7 +69,7 @@ const (
 type Kind struct {
 	// Magic is go-criu's name of its magic number; "" for one without entries.
 	Magic string
-	name  *regexp.Regexp
+	name  func(string) bool // whether a file of that name is one
 	form  form
 	// entry returns an empty message for the entry of that number.
 	entry func(n int) proto.Message
@@ -94,8 +94,7 @@ func always[T any, M message[T]](int) proto.Message { return M(new(T)) }
 
 // Kinds are all images that a restore can need. CRIU 4.2 writes others that only older
 // versions of it read, or that are for what a container does not have: they are refused
-// with the rest. They are made at the first call: their expressions take 0.7 MB, and most shims
-// never restore.
+// with the rest.
 var Kinds = sync.OnceValue(func() []Kind {
 	return []Kind{
 		{Magic: "INVENTORY", name: named("inventory"), entry: always[inventory.InventoryEntry], single: true},
@@ -130,28 +129,39 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{Magic: "PAGEMAP", name: numbered("pagemap"), entry: pagemapEntry, large: true},
 		{Magic: "PAGEMAP", name: numbered("pagemap-shmem"), entry: pagemapEntry, large: true},
 		{name: numbered("pages"), form: lent},
-		{name: regexp.MustCompile(`^tmpfs-dev-` + decimal + `\.tar\.gz\.img$`), form: lent},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(tmpfs.ShmImage) + `$`), form: lent},
-		{name: regexp.MustCompile(`^descriptors\.json$`), form: descriptors},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(FilesName) + `$`), form: devices},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(ThreadsName) + `$`), form: leftOut},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(SocketsName) + `$`), form: leftOut},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(WatchesName) + `$`), form: leftOut},
-		{name: regexp.MustCompile(`^` + regexp.QuoteMeta(DifferentName) + `$`), form: leftOut},
-		{name: regexp.MustCompile(`^(stats-(dump|restore)|(config|spec)\.dump|(dump|restore|criu-dump)\.log|` + regexp.QuoteMeta(images.MetadataName) + `)$`), form: leftOut},
+		{name: between("tmpfs-dev-", decimal, 20, ".tar.gz.img"), form: lent},
+		{name: among(tmpfs.ShmImage), form: lent},
+		{name: among("descriptors.json"), form: descriptors},
+		{name: among(FilesName), form: devices},
+		{name: among(ThreadsName, SocketsName, WatchesName, DifferentName, images.MetadataName, "stats-restore", "restore.log", "criu-dump.log"), form: leftOut},
 	}
 })
 
-const decimal = `(?:0|[1-9][0-9]{0,19})`
+// The digits of numbers in names.
+const (
+	decimal = "0123456789"
+	hex     = decimal + "abcdef"
+)
 
-func named(name string) *regexp.Regexp { return regexp.MustCompile(`^` + name + `\.img$`) }
-
-func numbered(name string) *regexp.Regexp {
-	return regexp.MustCompile(`^` + name + `-` + decimal + `\.img$`)
+func among(names ...string) func(string) bool {
+	return func(name string) bool { return slices.Contains(names, name) }
 }
 
-func hexNumbered(name string) *regexp.Regexp {
-	return regexp.MustCompile(`^` + name + `-(?:0|[1-9a-f][0-9a-f]{0,15})\.img$`)
+func named(name string) func(string) bool { return among(name + ".img") }
+
+func numbered(name string) func(string) bool { return between(name+"-", decimal, 20, ".img") }
+
+func hexNumbered(name string) func(string) bool { return between(name+"-", hex, 16, ".img") }
+
+// between is for names that have a number, of at most so many digits, between two texts.
+func between(before, digits string, most int, behind string) func(string) bool {
+	return func(name string) bool {
+		number, ok := strings.CutPrefix(name, before)
+		if ok {
+			number, ok = strings.CutSuffix(number, behind)
+		}
+		return ok && (number == "0" || number != "" && number[0] != '0' && len(number) <= most && strings.Trim(number, digits) == "")
+	}
 }
 
 // pagemapEntry: the first says which pages-*.img has the memory, the others where it goes.
@@ -177,7 +187,7 @@ func KindOf(name string) *Kind {
 	}
 	kinds := Kinds()
 	for i := range kinds {
-		if kinds[i].name.MatchString(name) {
+		if kinds[i].name(name) {
 			return &kinds[i]
 		}
 	}

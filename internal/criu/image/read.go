@@ -33,14 +33,16 @@ const (
 	maxEntry = 6 << 20
 	// maxFiles bounds the files of a checkpoint. Each thread has an image.
 	maxFiles = 200_000
+	// maxKept bounds what a Set keeps of images, in bytes. A program with a few processes has 40 KiB.
+	maxKept = 256 << 10
 )
 
 // ErrRefused reports an image that CRIU could read and that a restore has no use for: it is
 // not on the allow-list.
 var ErrRefused = errors.New("gpuckpt does not restore it")
 
-// Set is the images of one dump. All errors of a Set are images.ErrDamaged or ErrRefused, but
-// those of a file that cannot be opened or read.
+// Set is the images of one dump, which only it changes. It reads a small image once, and keeps the entries.
+// All errors of a Set are images.ErrDamaged or ErrRefused, but those of a file that cannot be opened or read.
 type Set struct {
 	// Parts, if it is not nil, returns which parts of a file that is lent to CRIU, by its name, Copy
 	// writes in its place, one behind the other; some is false for one that CRIU gets whole.
@@ -51,6 +53,8 @@ type Set struct {
 	// Bytes that may still be read: of the files of each budget, each once.
 	left, largeLeft int64
 	charged         map[string]bool
+	kept            map[string][]*Entry
+	room            int64 // for what may still be kept
 }
 
 // Entry is one entry of an image.
@@ -59,8 +63,8 @@ type Entry struct {
 	File string
 	Kind *Kind
 	N    int
-	// Message is the entry. It is valid until the function that gets it returns, if the
-	// image's kind can have very many entries.
+	// Message is the entry, which only an edit may change. It is valid until the function that gets it
+	// returns, if the image's kind can have very many entries.
 	Message proto.Message
 	// Data is the size of what follows the entry in the image and is no message: the content
 	// of a pipe, a queue or a file, in bytes.
@@ -75,7 +79,7 @@ func (e *Entry) Errorf(format string, args ...any) error {
 // Open returns the images in a directory. It reads nothing yet. All entries together may have
 // maxBytes, whoever asks for them.
 func Open(dir string) *Set {
-	return &Set{dir: dir, magics: magic.LoadMagic().ByName, left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
+	return &Set{dir: dir, magics: magic.LoadMagic().ByName, left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool), kept: make(map[string][]*Entry), room: maxKept}
 }
 
 // Names returns the names of all files of the directory, sorted. A file of an unknown kind, or
@@ -140,24 +144,30 @@ func (s *Set) All(do func(*Entry) error) error {
 // Each calls do with one entry of an image after the other. The image's name must be one of
 // entries.
 func (s *Set) Each(name string, do func(*Entry) error) error {
+	return s.each(name, func(e *Entry, data *io.LimitedReader) error {
+		if err := do(e); err != nil {
+			return err
+		}
+		return skip(data) // without reading it
+	})
+}
+
+// each is Each that hands out the data of an entry as well, which do must read.
+func (s *Set) each(name string, do func(*Entry, *io.LimitedReader) error) error {
+	if all, kept := s.kept[name]; kept {
+		for _, e := range all {
+			if err := do(e, new(io.LimitedReader)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	f, size, err := s.open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.read(f, size, name, func(e *Entry, data io.Reader) error {
-		if err := do(e); err != nil {
-			return err
-		}
-		if e.Data == 0 {
-			return nil
-		}
-		// What is left of the data is skipped without being read.
-		if l, ok := data.(*io.LimitedReader); ok {
-			return skip(l)
-		}
-		return nil
-	})
+	return s.read(f, size, name, do)
 }
 
 // OpenFile opens a file of the set that is not read here. It is a regular file.
@@ -231,7 +241,7 @@ func (s *Set) charge(k *Kind, bytes int64) error {
 
 // read takes an image of entries apart: words that say what it is, then entries, each behind
 // its length, and some with data behind them (criu.org/Images). do must read all of the data.
-func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data io.Reader) error) error {
+func (s *Set) read(f io.Reader, size int64, name string, do func(*Entry, *io.LimitedReader) error) error {
 	first := !s.charged[name]
 	s.charged[name] = true
 	k := KindOf(name)
@@ -249,7 +259,7 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 		}
 		return fmt.Errorf("read %s: %w", filepath.Join(s.dir, name), err)
 	}
-	b := bufio.NewReaderSize(io.LimitReader(f, size), 1<<16)
+	b := bufio.NewReaderSize(io.LimitReader(f, size), int(min(size, 1<<16)))
 	at := int64(0)
 	word := func() (uint32, error) {
 		var w [4]byte
@@ -267,6 +277,8 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 		}
 	}
 	l := &layout{kind: k}
+	var all []*Entry
+	keeps := !k.large && size <= s.room
 	var body []byte
 	var reused proto.Message
 	for {
@@ -274,6 +286,10 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 		if errors.Is(err, io.EOF) {
 			if why := l.complete(); why != "" {
 				return damaged("%s", why)
+			}
+			if keeps {
+				s.kept[name] = all
+				s.room -= size
 			}
 			return nil
 		}
@@ -328,6 +344,9 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(e *Entry, data 
 			return damaged("entry %d: its data were not read", e.N)
 		}
 		at += e.Data
+		if keeps = keeps && e.Data == 0; keeps {
+			all = append(all, e)
+		}
 	}
 }
 

@@ -89,19 +89,15 @@ func (s *Set) Append(name string, messages ...proto.Message) error {
 		}
 		data = append(binary.LittleEndian.AppendUint32(data, uint32(len(body))), body...)
 	}
+	delete(s.kept, name)
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
 
 // Edit writes an image of entries again, with edit as in Copy. After an error it is of no use.
 func (s *Set) Edit(name string, edit func(*Entry) error) error {
-	f, size, err := s.open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	var data bytes.Buffer
-	if err := s.rewrite(&data, KindOf(name), f, size, name, edit); err != nil {
+	if err := s.rewrite(&data, KindOf(name), name, edit); err != nil {
 		return err
 	}
 	to, err := os.OpenFile(filepath.Join(s.dir, name), os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
@@ -114,16 +110,15 @@ func (s *Set) Edit(name string, edit func(*Entry) error) error {
 
 func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
 	k := KindOf(name)
-	if k.form == leftOut {
-		return nil
-	}
-	f, size, err := s.open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	switch k.form {
+	case leftOut:
+		return nil
 	case lent:
+		f, _, err := s.open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
 		if s.Parts != nil {
 			if parts, some := s.Parts(name); some {
 				return to.write(name, func(w io.Writer) error { return copyParts(w, f, parts) })
@@ -140,7 +135,7 @@ func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
 			return err
 		})
 	}
-	return to.write(name, func(w io.Writer) error { return s.rewrite(w, k, f, size, name, edit) })
+	return to.write(name, func(w io.Writer) error { return s.rewrite(w, k, name, edit) })
 }
 
 // copyParts writes parts of a file, one behind the other.
@@ -157,27 +152,28 @@ func copyParts(w io.Writer, f *os.File, parts []Part) error {
 	return nil
 }
 
-// rewrite writes an image of entries again.
-func (s *Set) rewrite(w io.Writer, k *Kind, f io.Reader, size int64, name string, edit func(*Entry) error) error {
+// rewrite writes an image of entries again. An edit may change those that are kept: they are forgotten.
+func (s *Set) rewrite(w io.Writer, k *Kind, name string, edit func(*Entry) error) error {
 	b := bufio.NewWriter(w)
 	for _, word := range s.head(k) {
 		if err := binary.Write(b, binary.LittleEndian, word); err != nil {
 			return err
 		}
 	}
-	if err := s.read(f, size, name, func(e *Entry, data io.Reader) error { return put(b, e, data, edit) }); err != nil {
+	defer delete(s.kept, name)
+	if err := s.each(name, func(e *Entry, data *io.LimitedReader) error { return put(b, e, data, edit) }); err != nil {
 		return err
 	}
 	return b.Flush()
 }
 
 // put writes one entry and its data.
-func put(w *bufio.Writer, e *Entry, data io.Reader, edit func(*Entry) error) error {
+func put(w *bufio.Writer, e *Entry, data *io.LimitedReader, edit func(*Entry) error) error {
 	if edit != nil {
 		before := dataOf(e)
 		err := edit(e)
 		if errors.Is(err, ErrOmit) {
-			return skip(data.(*io.LimitedReader))
+			return skip(data)
 		}
 		if err != nil {
 			return err

@@ -15,6 +15,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
@@ -24,27 +26,19 @@ type File struct {
 	// Spec is what the file holds, to be edited.
 	Spec *specs.Spec
 
-	path  string
-	texts map[string]json.RawMessage // of all parts, by the names at the top
-	known map[string]json.RawMessage // of those that Spec has, as they were
+	path string
+	data []byte // as it was
 }
 
 // Read reads the config.json in a directory.
 func Read(dir string) (*File, error) {
-	f := &File{Spec: new(specs.Spec), path: filepath.Join(dir, "config.json")}
-	data, err := os.ReadFile(f.path)
-	if err != nil {
+	f := &File{path: filepath.Join(dir, "config.json")}
+	var err error
+	if f.data, err = os.ReadFile(f.path); err != nil {
 		return nil, fmt.Errorf("read the container's spec: %w", err)
 	}
-	err = json.Unmarshal(data, &f.texts)
-	if err == nil && f.texts == nil { // "null"
+	if err = json.Unmarshal(f.data, &f.Spec); err == nil && f.Spec == nil { // "null"
 		err = errors.New("it is empty")
-	}
-	if err == nil {
-		err = json.Unmarshal(data, f.Spec)
-	}
-	if err == nil {
-		f.known, err = parts(f.Spec)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the container's spec %s: %w", f.path, err)
@@ -61,23 +55,21 @@ func (f *File) Save() (err error) {
 			err = fmt.Errorf("write the container's spec: %w", err)
 		}
 	}()
-	now, err := parts(f.Spec)
-	if err != nil {
+	var was specs.Spec
+	var texts map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(f.data, &was), json.Unmarshal(f.data, &texts)); err != nil {
 		return err
 	}
-	if maps.EqualFunc(now, f.known, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
-		return nil
+	changed, err := changes(&was, f.Spec)
+	if err != nil || len(changed) == 0 {
+		return err
 	}
-	for name, text := range now {
-		if !bytes.Equal(text, f.known[name]) {
-			f.texts[name] = text
-		}
-	}
-	maps.DeleteFunc(f.texts, func(name string, _ json.RawMessage) bool { return f.known[name] != nil && now[name] == nil })
+	maps.Copy(texts, changed)
+	maps.DeleteFunc(texts, func(_ string, text json.RawMessage) bool { return text == nil })
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false) // "<" stays "<"
-	if err := enc.Encode(f.texts); err != nil {
+	if err := enc.Encode(texts); err != nil {
 		return err
 	}
 	next := f.path + ".gpuckpt"
@@ -87,18 +79,31 @@ func (f *File) Save() (err error) {
 	if err := os.Rename(next, f.path); err != nil {
 		return err
 	}
-	f.known = now
+	f.data = b.Bytes()
 	return nil
 }
 
-// parts returns the texts of a spec's parts.
-func parts(spec *specs.Spec) (map[string]json.RawMessage, error) {
-	data, err := json.Marshal(spec)
-	if err != nil {
-		return nil, err
+// changes returns the texts of the parts of a spec that differ, nil for one that it has no more. Most specs have a
+// large part, which is not changed: to write all of them took as long as to read them.
+func changes(was, is *specs.Spec) (map[string]json.RawMessage, error) {
+	texts := make(map[string]json.RawMessage)
+	before, now := reflect.ValueOf(was).Elem(), reflect.ValueOf(is).Elem()
+	for i := range now.NumField() {
+		if reflect.DeepEqual(before.Field(i).Interface(), now.Field(i).Interface()) {
+			continue
+		}
+		name, omit, _ := strings.Cut(now.Type().Field(i).Tag.Get("json"), ",")
+		if empty := now.Field(i).IsZero() || now.Field(i).Kind() != reflect.Pointer && now.Field(i).Len() == 0; empty && omit == "omitempty" {
+			texts[name] = nil
+			continue
+		}
+		text, err := json.Marshal(now.Field(i).Interface())
+		if err != nil {
+			return nil, err
+		}
+		texts[name] = text
 	}
-	var texts map[string]json.RawMessage
-	return texts, json.Unmarshal(data, &texts)
+	return texts, nil
 }
 
 // HostID returns the host's id of an id in the container.

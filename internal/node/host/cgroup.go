@@ -13,6 +13,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +26,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/containerd/errdefs"
 	occgroups "github.com/opencontainers/cgroups"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -155,6 +157,27 @@ func (c *Cgroup) Freeze() error {
 // Thaw lets the processes run on. In version 2 they may do so a moment later.
 func (c *Cgroup) Thaw() error {
 	return c.setFreezer("THAWED", "0", "")
+}
+
+// Kill kills every process in the frozen cgroup, and thaws it where it must be for that. They end a moment later.
+// On an error some may live.
+func (c *Cgroup) Kill() error {
+	if c.Unified() {
+		err := occgroups.WriteFile(c.dir, "cgroup.kill", "1")
+		if !errors.Is(err, fs.ErrNotExist) { // Linux 5.14
+			return err
+		}
+	}
+	pids, err := c.Pids()
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("kill process %d of cgroup %s: %w", pid, c.dir, err)
+		}
+	}
+	return c.Thaw()
 }
 
 // RetryFreeze has runc freeze the container of a process, again while runc says that it could not, for

@@ -12,10 +12,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup2"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -92,22 +94,11 @@ func TestAsk(t *testing.T) {
 
 // What is left of a killed container does not stay frozen, which nobody would thaw.
 func TestThawIfKilled(t *testing.T) {
-	dir := fmt.Sprintf("/sys/fs/cgroup/freezer/gpuckpt-host-test-%d", os.Getpid())
-	if err := os.Mkdir(dir, 0o755); errors.Is(err, os.ErrNotExist) {
+	if cgroups.Mode() == cgroups.Unified {
 		t.Skip("no cgroup v1: who is frozen by version 2 can be killed")
-	} else if err != nil {
-		t.Fatal(err)
 	}
-	cg := &Cgroup{dir: dir}
-	t.Cleanup(func() {
-		for range 1000 { // its processes end in their own time
-			if os.Remove(dir) == nil {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		t.Errorf("%s is left", dir)
-	})
+	cg := makeCgroup(t, "/sys/fs/cgroup/freezer")
+	dir := cg.Dir()
 	for what, killed := range map[string]bool{"lives": false, "first thread ended": true, "killed while frozen": true} {
 		cmd := startFake(t, what)
 		t.Cleanup(func() {
@@ -143,6 +134,63 @@ func TestThawIfKilled(t *testing.T) {
 		if err := cg.Thaw(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// makeCgroup makes a cgroup in another, which is removed with the test, when its processes have ended.
+func makeCgroup(t *testing.T, in string) *Cgroup {
+	t.Helper()
+	dir, err := os.MkdirTemp(in, "gpuckpt-host-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cg := &Cgroup{dir: dir}
+	if cgroups.Mode() == cgroups.Unified {
+		cg.v2 = new(cgroup2.Manager)
+	}
+	t.Cleanup(func() {
+		for range 1000 { // its processes end in their own time
+			if os.Remove(cg.dir) == nil {
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		t.Errorf("%s is left", cg.dir)
+	})
+	return cg
+}
+
+// All processes of a frozen cgroup end, those of one below it too, and nobody else.
+func TestKill(t *testing.T) {
+	root := "/sys/fs/cgroup/freezer"
+	if cgroups.Mode() == cgroups.Unified {
+		root = unifiedRoot
+	}
+	cg, other := makeCgroup(t, root), makeCgroup(t, root)
+	below := makeCgroup(t, cg.Dir()).Dir()
+	in := make(map[string]*exec.Cmd)
+	for _, dir := range []string{cg.Dir(), below, other.Dir()} {
+		in[dir] = startFake(t, "lives")
+		t.Cleanup(func() {
+			_ = in[dir].Process.Kill()
+			_ = in[dir].Wait()
+		})
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, in[dir].Process.Pid), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = cg.Thaw() })
+	if err := errors.Join(cg.Freeze(), cg.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{cg.Dir(), below} {
+		_ = in[dir].Wait()
+		if status := in[dir].ProcessState.Sys().(syscall.WaitStatus); status.Signal() != unix.SIGKILL {
+			t.Errorf("%s: %v", dir, in[dir].ProcessState)
+		}
+	}
+	if err := in[other.Dir()].Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("another cgroup: %v", err)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package host
+package loopback
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ import (
 
 // The hook brings the interface up in the network of the process that it is told of,
 // and asks for one.
-func TestHookLoopback(t *testing.T) {
+func TestHook(t *testing.T) {
 	for name, c := range map[string]struct {
 		namespaces []specs.LinuxNamespace
 		hooks      int
@@ -22,7 +22,9 @@ func TestHookLoopback(t *testing.T) {
 		"given": {[]specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: "/run/netns/some"}}, 0},
 	} {
 		spec := &specs.Spec{Linux: &specs.Linux{Namespaces: c.namespaces}}
-		HookLoopback(spec)
+		if err := Hook(spec); err != nil {
+			t.Fatal(err)
+		}
 		got := 0
 		if spec.Hooks != nil {
 			got = len(spec.Hooks.CreateRuntime)
@@ -32,7 +34,7 @@ func TestHookLoopback(t *testing.T) {
 		}
 	}
 	for _, state := range []string{"", "{}", `{"pid": -1}`, "no state"} {
-		if err := loopbackUp(strings.NewReader(state)); err == nil {
+		if err := up(strings.NewReader(state)); err == nil {
 			t.Errorf("the state %q is accepted", state)
 		}
 	}
