@@ -34,8 +34,8 @@ const (
 
 // What a letter takes of its font's size, on average and not less: texts are wrapped and shrunk by it.
 const (
-	letter     = 0.55
-	boldLetter = 0.6
+	letter     = 0.6
+	boldLetter = 0.66
 )
 
 // tiny is the part of an operation below which a step has no bar, but is named below the axis.
