@@ -126,3 +126,24 @@ func TestNodesPicture(t *testing.T) {
 		t.Error("a picture of nothing")
 	}
 }
+
+// The picture that the documents show is of the results beside it: bench --out DIR FILE... draws it anew.
+func TestNodesPublished(t *testing.T) {
+	found, err := filepath.Glob("../../docs/results/*-many-nodes/results.json")
+	if err != nil || len(found) == 0 {
+		t.Fatalf("no results, %v", err)
+	}
+	for _, path := range found {
+		r, err := Read([]string{path})
+		if err != nil {
+			t.Fatal(err)
+		}
+		picture, err := os.ReadFile(filepath.Join(filepath.Dir(path), "nodes.svg"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(picture, nodesPicture(r.NodesRuns)) {
+			t.Errorf("%s has another picture", filepath.Dir(path))
+		}
+	}
+}
