@@ -126,7 +126,10 @@ func (n *nodesCase) measure(ctx context.Context, r *report.Results, o report.Nod
 // start starts the network, the registry and so many nodes.
 func (n *nodesCase) start(ctx context.Context, count int) (err error) {
 	for _, args := range [][]string{
-		{"link", "add", nodesBridge, "type", "bridge"}, {"address", "add", nodesAddress + "/24", "dev", nodesBridge}, {"link", "set", nodesBridge, "up"},
+		// Without an address of its own a bridge has that of one of its devices, and another when that one goes:
+		// who has it in mind loses packets for seconds.
+		{"link", "add", nodesBridge, "address", "02:00:0a:4d:00:01", "type", "bridge"},
+		{"address", "add", nodesAddress + "/24", "dev", nodesBridge}, {"link", "set", nodesBridge, "up"},
 	} {
 		if err := harness.Program("ip", args...); err != nil {
 			return fmt.Errorf("make a network for nodes: %w", err)
@@ -255,6 +258,10 @@ func (n *nodesCase) once(ctx context.Context, r *report.NodesRun) (err error) {
 	}
 	err = group.Wait()
 	r.Sent = n.server.Sent()
+	slowest := slices.Index(r.Running, slices.Max(r.Running))
+	if line, lerr := n.nodes[slowest%r.Nodes].Timeline(restored[slowest].ID); lerr == nil {
+		r.Phases = line.Phases
+	}
 	slices.Sort(r.Running)
 	clean := context.WithoutCancel(ctx)
 	for i, k := range restored {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/gpuckpt/gpuckpt/images"
 )
 
 // NodesRun is restores of one checkpoint image that begin at once on several nodes, each with nothing of the
@@ -29,6 +31,8 @@ type NodesRun struct {
 	Sent  uint64 `json:"sentBytes"`
 	// Running are the times from the first command until each program answers, ascending.
 	Running []float64 `json:"runningSeconds"`
+	// Phases are the shim's steps of the last one's restore.
+	Phases []images.Phase `json:"lastPhases,omitempty"`
 }
 
 // The ways, in the order in which they are measured. A rack's registry is filled by the run before.
