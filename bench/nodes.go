@@ -126,9 +126,7 @@ func (n *nodesCase) measure(ctx context.Context, r *report.Results, o report.Nod
 // start starts the network, the registry and so many nodes.
 func (n *nodesCase) start(ctx context.Context, count int) (err error) {
 	for _, args := range [][]string{
-		// Without an address of its own a bridge has that of one of its devices, and another when that one goes:
-		// who has it in mind loses packets for seconds.
-		{"link", "add", nodesBridge, "address", "02:00:0a:4d:00:01", "type", "bridge"},
+		{"link", "add", nodesBridge, "address", harness.BridgeAddress, "type", "bridge"},
 		{"address", "add", nodesAddress + "/24", "dev", nodesBridge}, {"link", "set", nodesBridge, "up"},
 	} {
 		if err := harness.Program("ip", args...); err != nil {

@@ -123,6 +123,10 @@ func NewNetwork(path string) error {
 	return nil
 }
 
+// BridgeAddress is for a bridge that Connect uses. Without one of its own it has that of one of its devices, and
+// another when devices come and go: who has that in mind loses packets for seconds.
+const BridgeAddress = "02:00:0a:4d:00:01"
+
 // Connect gives a network namespace, that of a process, an interface eth0 with an address such as
 // "10.1.2.3/24". The interface is one end of a cable, device the other, in a bridge here. Both go with the
 // namespace.

@@ -102,6 +102,9 @@ func (n *network) uplinked() error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return fmt.Errorf("connect machines: %w", err)
 	}
+	if err := harness.Program("ip", "link", "set", n.bridge, "address", harness.BridgeAddress); err != nil {
+		return fmt.Errorf("connect machines: %w", err)
+	}
 	return harness.Program("ip", "address", "replace", serviceIP+"/32", "dev", n.bridge)
 }
 
