@@ -23,7 +23,8 @@ const (
 	caseZstd     = "zstd"
 	caseRegistry = "registry"
 	caseMany     = "many"
-	caseWays     = "ways" // of a node of its own: measureWays
+	caseWays     = "ways"  // of a node of its own: measureWays
+	caseNodes    = "nodes" // of nodes of its own: measureNodes
 )
 
 // imageCase measures checkpoint images in a containerd whose store, snapshots
@@ -93,7 +94,7 @@ func (i *imageCase) turns(methods []string) []imageTurn {
 			for _, name := range i.cases {
 				t := imageTurn{rounds: i.b.rounds}
 				switch name {
-				case caseWays:
+				case caseWays, caseNodes:
 					continue
 				case caseRegistry:
 					t.name, t.expected, t.do = "a registry", guess(6), i.transfer

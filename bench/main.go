@@ -16,9 +16,9 @@
 // a container with too small a memory limit (--limit-case).
 //
 // It writes results.json (every run), results.md (tables), chart.svg (time
-// against size), timeline.svg (the phases of a median run) and arrival.svg (bytes
-// over time of restores from a registry) into --out. The
-// programs under test come from GPUCKPT_BIN; nothing else of this repository is
+// against size), timeline.svg (the phases of a median run), arrival.svg (bytes
+// over time of restores from a registry) and nodes.svg (time against nodes) into
+// --out. The programs under test come from GPUCKPT_BIN; nothing else of this repository is
 // needed. With file arguments it measures nothing, and draws those results
 // files merged.
 package main
@@ -59,7 +59,9 @@ type command struct {
 	imageCases, imageMedia []string
 	imageInMemory          string
 	rates                  []uint64
-	many                   int
+	many, racks            int
+	nodes                  []int
+	nodeRates              nodeRates
 	pcie                   float64
 	pcieSource             string
 	args, files            []string
@@ -74,7 +76,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(2)
 	}
-	if cmd.images && slices.Contains(cmd.imageCases, caseWays) {
+	if cmd.images && (slices.Contains(cmd.imageCases, caseWays) || slices.Contains(cmd.imageCases, caseNodes)) {
 		// CNI keeps what it has done in that directory, wherever a network's own is.
 		if err := harness.InOwnNetwork("/var/lib/cni"); err != nil {
 			fmt.Fprintln(os.Stderr, "bench:", err)
@@ -116,11 +118,14 @@ func parse(args []string) (*command, error) {
 	buffer := set.String("through-buffer", "1GiB", "memory that --write-through may take for it")
 	limitMemory := set.String("limit-memory", "2GiB", "memory limit of --limit-case; the software GPU gets its GPU memory on top")
 	imagesSize := set.String("images-size", "", "GPU memory of --images; default 8GiB, with the software GPU 256MiB")
-	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; ways: from the registry by gpuckpt, ctr and a pod beside each other, which needs Kubernetes' programs; a list")
+	imageCases := set.String("image-cases", "none,zstd,registry", "what --images measures: none, zstd: images of that compression; registry: to a registry and back; many: several restores of one image at once; ways: from the registry by gpuckpt, ctr and a pod beside each other, which needs Kubernetes' programs; nodes: nodes that restore one image at once from a registry, and by a pull-through registry a rack, which needs hack/setup imagetools and tc; a list")
 	set.StringVar(&cmd.imageInMemory, "image-in-memory", "", "gpuckpt checkpoint's --in-memory for --images; 0 has dumps on the disk with --image-media disk")
 	imageMedia := set.String("image-media", report.OnTmpfs, "where containerd is for --images: tmpfs, disk; a list")
 	rates := set.String("arrival-rates", "100MB,1GB,0", "what the registry of --images sends a second; 0 is no limit; a list")
 	set.IntVar(&cmd.many, "many", 4, "restores at once of --image-cases many")
+	nodes := set.String("nodes", "1,2,4,8", "nodes of --image-cases nodes; a list")
+	nodeRates := set.String("node-rates", "40MB,40MB,40MB", "what carries a second with --image-cases nodes: the registry, a rack's registry, a node's network")
+	set.IntVar(&cmd.racks, "racks", 2, "racks of --image-cases nodes, at most one a node")
 	set.IntVar(&cmd.gpus, "gpus", 0, "GPUs to deal processes out to, at most; 0 for all")
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
 	shm := set.String("shm", "0", "measure a container without CUDA with so much in /dev/shm too; 0 for none")
@@ -153,7 +158,7 @@ func parse(args []string) (*command, error) {
 	words(&cmd.methods, "methods", *methods, report.Ours, report.Steered, report.ByCRIU, report.Interposer, report.CRIUPlugin, report.Stock)
 	words(&cmd.contents, "content", *contents, report.ContentPattern, report.ContentZero, report.ContentWeights)
 	words(&cmd.media, "media", *media, report.OnTmpfs, report.OnDisk)
-	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays)
+	words(&cmd.imageCases, "image-cases", *imageCases, caseNone, caseZstd, caseRegistry, caseMany, caseWays, caseNodes)
 	words(&cmd.imageMedia, "image-media", *imageMedia, report.OnTmpfs, report.OnDisk)
 	words(&cmd.hostKinds, "host-memory-kinds", *hostKinds, report.HostKinds...)
 	words(&cmd.modes, "modes", *modes, report.ModeExit, report.ModeLeave)
@@ -190,9 +195,13 @@ func parse(args []string) (*command, error) {
 	errs = append(errs, err)
 	cmd.rates, err = parseRates(*rates)
 	errs = append(errs, err)
-	if cmd.many < 1 {
-		errs = append(errs, errors.New("--many is at least 1"))
+	if cmd.many < 1 || cmd.racks < 1 {
+		errs = append(errs, errors.New("--many and --racks are at least 1"))
 	}
+	cmd.nodes, err = parseCounts("nodes", *nodes)
+	errs = append(errs, err)
+	cmd.nodeRates, err = parseNodeRates(*nodeRates)
+	errs = append(errs, err)
 	if cmd.rounds < 1 || cmd.peerRounds < 0 {
 		errs = append(errs, errors.New("--runs is at least 1"))
 	}
@@ -376,6 +385,11 @@ func (cmd *command) measureImages(ctx context.Context, b *bench, r *report.Resul
 	}
 	for _, media := range cmd.imageMedia {
 		if err := cmd.measureImagesOn(ctx, b, r, size, media); err != nil {
+			return err
+		}
+	}
+	if slices.Contains(cmd.imageCases, caseNodes) {
+		if err := cmd.measureNodes(ctx, b, r, size); err != nil {
 			return err
 		}
 	}

@@ -43,7 +43,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	if err != nil {
 		return err
 	}
-	if err := i.countsInside(ctx, k, w.port, "101"); err != nil {
+	if err := countsInside(ctx, k, w.port, "101"); err != nil {
 		return err
 	}
 	const ref = "gpuckpt.test/bench:many"
@@ -71,7 +71,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(i.countsInside(ctx, one[0], w.port, "102"), one[0].Remove(ctx)); err != nil {
+	if err := errors.Join(countsInside(ctx, one[0], w.port, "102"), one[0].Remove(ctx)); err != nil {
 		return err
 	}
 	if _, err := i.cold(); err != nil {
@@ -83,7 +83,7 @@ func (i *imageCase) restoreMany(ctx context.Context, r *report.ManyRun) (err err
 	}
 	for _, k := range all {
 		if err == nil {
-			err = i.countsInside(ctx, k, w.port, "102")
+			err = countsInside(ctx, k, w.port, "102")
 		}
 	}
 	return err
@@ -139,7 +139,7 @@ func (i *imageCase) runOf(ctx context.Context, ref string, gpus, count int, meas
 }
 
 // countsInside is counts, for a container with a network of its own.
-func (i *imageCase) countsInside(ctx context.Context, k *harness.Container, port int, want string) error {
+func countsInside(ctx context.Context, k *harness.Container, port int, want string) error {
 	pid, err := k.Pid(ctx)
 	if err != nil {
 		return err

@@ -59,6 +59,8 @@ type Results struct {
 	ManyRuns []ManyRun `json:"manyRuns,omitempty"`
 	// WayRuns are images from a registry of a limited rate, in several ways.
 	WayRuns []WayRun `json:"wayRuns,omitempty"`
+	// NodesRuns are nodes that restore one image at once.
+	NodesRuns []NodesRun `json:"nodesRuns,omitempty"`
 	// HugePages are the kernel's settings of transparent huge pages, by file.
 	HugePages map[string]string `json:"hugePages,omitempty"`
 }
@@ -112,6 +114,7 @@ func (r *Results) merge(o *Results) error {
 	r.RegistryRuns = append(r.RegistryRuns, o.RegistryRuns...)
 	r.ManyRuns = append(r.ManyRuns, o.ManyRuns...)
 	r.WayRuns = append(r.WayRuns, o.WayRuns...)
+	r.NodesRuns = append(r.NodesRuns, o.NodesRuns...)
 	return nil
 }
 
@@ -150,6 +153,11 @@ func (r *Results) FirstFailed() string {
 			return m.Name()
 		}
 	}
+	for _, m := range r.NodesRuns {
+		if !m.Verified {
+			return m.Name()
+		}
+	}
 	return ""
 }
 
@@ -179,6 +187,9 @@ func (r *Results) Write(dir string) error {
 	flow, ferr := r.flowPicture()
 	if flow != nil {
 		files["arrival.svg"] = flow
+	}
+	if n := nodesPicture(r.NodesRuns); n != nil {
+		files["nodes.svg"] = n
 	}
 	if t := r.timeline(); t != nil {
 		files["timeline.svg"] = t

@@ -52,22 +52,36 @@ type point struct {
 
 // fitCost finds the cost by least squares.
 func fitCost(points []point) (cost, error) {
-	if len(points) < 3 {
-		return cost{}, errFit
+	var rows [][]float64
+	var seconds []float64
+	for _, p := range points {
+		rows, seconds = append(rows, []float64{1, p.mib, float64(p.procs - 1)}), append(seconds, p.seconds)
 	}
-	a, y := mat.NewDense(len(points), 3, nil), mat.NewVecDense(len(points), nil)
-	for i, p := range points {
-		a.SetRow(i, []float64{1, p.mib, float64(p.procs - 1)})
-		y.SetVec(i, p.seconds)
+	x, err := fit(rows, seconds)
+	if err != nil {
+		return cost{}, err
+	}
+	return cost{Container: x[0], PerMiB: x[1], PerProcess: x[2]}, nil
+}
+
+// fit finds the factors by which the columns of rows come nearest to values, by least squares. The error is
+// errFit where they do not determine them.
+func fit(rows [][]float64, values []float64) ([]float64, error) {
+	if len(rows) == 0 || len(rows) < len(rows[0]) {
+		return nil, errFit
+	}
+	a, y := mat.NewDense(len(rows), len(rows[0]), nil), mat.NewVecDense(len(rows), values)
+	for i, row := range rows {
+		a.SetRow(i, row)
 	}
 	var qr mat.QR
 	qr.Factorize(a)
 	if qr.Cond() > 1e12 {
-		return cost{}, errFit
+		return nil, errFit
 	}
 	var x mat.VecDense
 	if err := qr.SolveVecTo(&x, false, y); err != nil {
-		return cost{}, err
+		return nil, err
 	}
-	return cost{Container: x.AtVec(0), PerMiB: x.AtVec(1), PerProcess: x.AtVec(2)}, nil
+	return x.RawVector().Data, nil
 }

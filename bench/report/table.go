@@ -103,6 +103,8 @@ func (r *Results) Markdown() string {
 	section("And back", "All of it is removed from containerd, and the second checkpoint pulled, which unpacks it; ctr run then has the program go on, verified bit by bit. Beside the first: containerd has the first checkpoint, and the second is pulled.", pullTable(r.RegistryRuns))
 	section("While it arrives, on a node", "An image from a registry that sends so much a second over all connections, by gpuckpt alone, by ctr, and as a pod of a kubelet whose CRI has gpuckpt's snapshotter; the last as without gpuckpt's snapshotter. Running is from the client's command, or from the pod's manifest, until the program answers.", wayTable(r.WayRuns))
 	section("While it arrives", "The same image in one command, gpuckpt restore --pull, from a registry that sends so much a second over all connections: the restore begins with CRIU's images, and GPU state streams in behind. Running is until the program answers. The bytes alone are those over the limit, or over what the registry sends to a client that throws everything away, measured in the same call. The last column is the pull and the run above, one after the other.", arrivalTable(r.RegistryRuns))
+	section("Many nodes at once", nodesText(r.NodesRuns), nodesTable(r.NodesRuns))
+	section("Many more nodes", exampleText, exampleTable(r.NodesRuns))
 	b.WriteString(r.limitText())
 	b.WriteString(r.shortText())
 	b.WriteString(r.troubleText())
@@ -360,6 +362,11 @@ func (r *Results) troubleText() string {
 		}
 	}
 	for _, m := range r.WayRuns {
+		if !m.Verified {
+			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
+		}
+	}
+	for _, m := range r.NodesRuns {
 		if !m.Verified {
 			lines = append(lines, fmt.Sprintf("- failed: %s: %s", m.Name(), firstLine(m.Error)))
 		}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash disable=SC2034,SC2154 # read and set by setup
 #
-# ip connects the machines of a test's cluster. The machine's own is taken, or its
-# distribution's; none is built.
+# ip connects the machines of a test's cluster, and tc, beside it, limits what they get. The
+# machine's own is taken, or its distribution's; none is built.
 
 version=any
 inputs=()

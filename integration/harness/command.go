@@ -42,6 +42,11 @@ func (c *Containerd) OutputEnv(ctx context.Context, env []string, program string
 		return "", err
 	}
 	cmd.Env = append(cmd.Env, env...)
+	return c.output(cmd, program, args)
+}
+
+// output runs a command to its end, which is called so in logs and errors.
+func (c *Containerd) output(cmd *exec.Cmd, program string, args []string) (string, error) {
 	c.opts.Logf("%s %s", program, strings.Join(args, " "))
 	var stdout, stderr strings.Builder
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

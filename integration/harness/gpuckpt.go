@@ -35,14 +35,16 @@ type TransferAnswer struct {
 // the instance's containers.
 func (c *Containerd) Dumps() string { return filepath.Join(c.home.dir, "dumps") }
 
-// Gpuckpt runs the command line gpuckpt on the instance and reads what it answers
-// with --json into answer.
+// Gpuckpt runs the command line gpuckpt on the instance, in its machine if it has one, and reads what it
+// answers with --json into answer.
 func (c *Containerd) Gpuckpt(ctx context.Context, answer any, args ...string) error {
-	env := []string{
-		"CONTAINERD_ADDRESS=" + c.Address(), "CONTAINERD_NAMESPACE=" + c.Namespace(),
-		"GPUCKPT_IMAGE_PATH=" + c.Dumps(), "GPUCKPT_CONFIG=" + c.ShimConfigPath(),
+	args = append(args, "--json")
+	cmd, err := c.Command(ctx, "gpuckpt", args...)
+	if err != nil {
+		return err
 	}
-	out, err := c.OutputEnv(ctx, env, "gpuckpt", append(args, "--json")...)
+	cmd.Env = append(cmd.Env, "CONTAINERD_ADDRESS="+c.Address(), "CONTAINERD_NAMESPACE="+c.Namespace(), "GPUCKPT_IMAGE_PATH="+c.Dumps())
+	out, err := c.output(c.MachineCommand(cmd), "gpuckpt", args)
 	if err != nil {
 		return err
 	}

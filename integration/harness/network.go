@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -116,6 +119,39 @@ func NewNetwork(path string) error {
 	}()
 	if err := <-made; err != nil {
 		return errors.Join(fmt.Errorf("make a network namespace: %w", err), os.Remove(path))
+	}
+	return nil
+}
+
+// BridgeAddress is for a bridge that Connect uses. Without one of its own it has that of one of its devices, and
+// another when devices come and go: who has that in mind loses packets for seconds.
+const BridgeAddress = "02:00:0a:4d:00:01"
+
+// Connect gives a network namespace, that of a process, an interface eth0 with an address such as
+// "10.1.2.3/24". The interface is one end of a cable, device the other, in a bridge here. Both go with the
+// namespace.
+func Connect(pid int, bridge, address string) (device string, err error) {
+	namespace := strconv.Itoa(pid)
+	device = "m" + namespace
+	inside := []string{"--target", namespace, "--net", "ip"}
+	for _, command := range [][]string{
+		{"ip", "link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", namespace},
+		{"ip", "link", "set", device, "master", bridge, "up"},
+		append([]string{"nsenter"}, append(inside, "link", "set", "lo", "up")...),
+		append([]string{"nsenter"}, append(inside, "address", "add", address, "dev", "eth0")...),
+		append([]string{"nsenter"}, append(inside, "link", "set", "eth0", "up")...),
+	} {
+		if err := Program(command[0], command[1:]...); err != nil {
+			return "", fmt.Errorf("connect a machine: %w", err)
+		}
+	}
+	return device, nil
+}
+
+// Program runs a program of this machine. Its error has what the program wrote.
+func Program(name string, args ...string) error {
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
 	}
 	return nil
 }

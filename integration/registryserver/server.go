@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registryserver is a registry on a loopback port, go-containerregistry's, for tests and
+// Package registryserver is a registry on a port of this machine, go-containerregistry's, for tests and
 // measurements on machines that have no other. Its blobs are files, because checkpoint images are too
 // large for memory, and it can send them at a rate.
 package registryserver
@@ -37,14 +37,17 @@ type Server struct {
 	limit *limiter
 }
 
-// Start starts a registry with its blobs in a new directory in parent. Close ends it. On an error nothing
-// is left.
-func Start(parent string) (*Server, error) {
+// Start starts a registry on a loopback port, with its blobs in a new directory in parent. Close ends it.
+// On an error nothing is left.
+func Start(parent string) (*Server, error) { return StartAt("127.0.0.1", parent) }
+
+// StartAt is Start at another address of this machine.
+func StartAt(address, parent string) (*Server, error) {
 	dir, err := os.MkdirTemp(parent, "registry")
 	if err != nil {
 		return nil, fmt.Errorf("start a registry: %w", err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start a registry: %w", err), os.Remove(dir))
 	}

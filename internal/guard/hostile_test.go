@@ -193,7 +193,7 @@ func TestALookChangesNothing(t *testing.T) {
 	seen := criu.Open(dir)
 	_, err := adapt.ForRestore(spec, seen.Set, criu.Settings{})
 	if err == nil {
-		_, err = goneNames(spec, seen.Set, noLinks)
+		_, err = goneNames(spec, seen, noLinks)
 	}
 	if err = errors.Join(err, Images(t.Context(), spec, seen, noLinks)); err != nil {
 		t.Fatal(err)

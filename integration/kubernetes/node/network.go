@@ -8,12 +8,12 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // network is the pods' own: a bridge, a range of addresses, and the node's own
@@ -102,7 +102,10 @@ func (n *network) uplinked() error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return fmt.Errorf("connect machines: %w", err)
 	}
-	return ip("address", "replace", serviceIP+"/32", "dev", n.bridge)
+	if err := harness.Program("ip", "link", "set", n.bridge, "address", harness.BridgeAddress); err != nil {
+		return fmt.Errorf("connect machines: %w", err)
+	}
+	return harness.Program("ip", "address", "replace", serviceIP+"/32", "dev", n.bridge)
 }
 
 // next returns the network of another machine of the cluster.
@@ -122,38 +125,14 @@ func (n *network) next() (*network, error) {
 
 // connect connects a machine to the cluster's bridge.
 func (n *network) connect(pid int) error {
-	inside := func(args ...string) []string {
-		return append([]string{"--target", strconv.Itoa(pid), "--net", "ip"}, args...)
-	}
-	here := "m" + strconv.Itoa(pid)
-	err := ip("link", "add", here, "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(pid))
+	_, err := harness.Connect(pid, n.bridge, n.gateway+"/24")
 	if err == nil {
-		err = ip("link", "set", here, "master", n.bridge, "up")
-	}
-	for _, args := range [][]string{
-		{"link", "set", "lo", "up"}, {"address", "add", n.gateway + "/24", "dev", "eth0"}, {"link", "set", "eth0", "up"},
-		{"route", "add", "default", "via", n.uplink},
-	} {
-		if err == nil {
-			err = command("nsenter", inside(args...)...)
-		}
+		err = harness.Program("nsenter", "--target", strconv.Itoa(pid), "--net", "ip", "route", "add", "default", "via", n.uplink)
 	}
 	if err == nil {
-		err = ip("route", "replace", n.pods+".0/24", "via", n.gateway)
+		err = harness.Program("ip", "route", "replace", n.pods+".0/24", "via", n.gateway)
 	}
-	if err != nil {
-		return fmt.Errorf("connect a machine: %w", err)
-	}
-	return nil
-}
-
-func ip(args ...string) error { return command("ip", args...) }
-
-func command(name string, args ...string) error {
-	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, out)
-	}
-	return nil
+	return err
 }
 
 // remove removes the bridge. What a machine has goes with its network namespace.

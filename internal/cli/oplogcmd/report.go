@@ -31,7 +31,8 @@ func Report() *cobra.Command {
 		Short: "Show the last operations of this node, as a list or as a picture",
 		Long: `Show the last checkpoints, restores, suspends and resumes of this node, or of a container. It reads the
 log that the shims keep in log_dir: when, how long, which step failed and why. --svg draws the
-steps of each on an axis of time. --otlp prints them as spans for an OpenTelemetry collector.`,
+steps of each on an axis of time; a browser shows a step's times and bytes under the pointer. --otlp
+prints them as spans for an OpenTelemetry collector.`,
 		Example: `  gpuckpt report
   gpuckpt report job --last 1 --svg job.svg`,
 		Args: cobra.MaximumNArgs(1),

@@ -1,7 +1,8 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package timeline draws the phases of operations as SVG: a bar for each, on one axis of time.
+// Package timeline draws the phases of operations as SVG: a bar for each, on one axis of time. A browser
+// shows a phase's name, times and bytes under the pointer.
 package timeline
 
 import (
@@ -11,6 +12,7 @@ import (
 	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 
@@ -26,6 +28,14 @@ const (
 	titleHeight  = 54 // with the legend
 	axisHeight   = 40
 	noteHeight   = 18
+	fontSize     = 12
+	titleSize    = 14 // at most
+)
+
+// What a letter takes of its font's size, on average and not less: texts are wrapped and shrunk by it.
+const (
+	letter     = 0.6
+	boldLetter = 0.66
 )
 
 // tiny is the part of an operation below which a step has no bar, but is named below the axis.
@@ -75,8 +85,8 @@ func SVG(charts ...Chart) []byte {
 		y += c.draw(&body, y)
 	}
 	var out bytes.Buffer
-	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="Liberation Sans, Arial, sans-serif" font-size="12">`+"\n",
-		pictureWidth, y, pictureWidth, y)
+	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="Liberation Sans, Arial, sans-serif" font-size="%d">`+"\n",
+		pictureWidth, y, pictureWidth, y, fontSize)
 	out.WriteString(style)
 	fmt.Fprintf(&out, `<rect class="back" width="%d" height="%d"/>`+"\n", pictureWidth, y)
 	out.Write(body.Bytes())
@@ -99,35 +109,63 @@ func (c Chart) draw(out *bytes.Buffer, y int) int {
 		}
 		return labelWidth + width*float64(t)/float64(whole)
 	}
-	fmt.Fprintf(out, `<text x="10" y="%d" font-size="14" font-weight="bold">%s</text>`+"\n", y+22, escape(title))
+	size := min(titleSize, (pictureWidth-20)/(boldLetter*float64(max(1, utf8.RuneCountInString(title)))))
+	fmt.Fprintf(out, `<text x="10" y="%d" font-size="%.3g" font-weight="bold">%s</text>`+"\n", y+22, size, escape(title))
 	phases, left := c.drawn(phases, whole)
 	c.legend(out, y+40)
 	top := y + titleHeight
 	bottom := top + rowHeight*len(phases)
-	step := tick(whole)
+	step, free := tick(whole), 0.0
 	for t := time.Duration(0); t <= whole; t += step {
-		fmt.Fprintf(out, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`, x(t), x(t), top, bottom)
-		fmt.Fprintf(out, `<text class="dim" x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n", x(t), bottom+15, t)
+		fmt.Fprintf(out, `<line class="grid" x1="%.1f" x2="%.1f" y1="%d" y2="%d"/>`+"\n", x(t), x(t), top, bottom)
+		half := letter * fontSize * float64(utf8.RuneCountInString(t.String())) / 2
+		if x(t)-half >= free {
+			fmt.Fprintf(out, `<text class="dim" x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n", x(t), bottom+15, t)
+			free = x(t) + half + letter*fontSize
+		}
 	}
 	for i, p := range phases {
 		row := top + i*rowHeight
-		fmt.Fprintf(out, `<text x="%d" y="%d" text-anchor="end">%s</text>`, labelWidth-8, row+14, escape(p.Name))
+		fmt.Fprintf(out, `<g><title>%s</title><text x="%d" y="%d" text-anchor="end">%s</text>`, escape(hover(p)), labelWidth-8, row+14, escape(p.Name))
 		fmt.Fprintf(out, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="%d" rx="2"/>`,
 			c.class(p), x(p.Start), row+3, max(1, x(p.Start+p.Took)-x(p.Start)), rowHeight-6)
-		fmt.Fprintf(out, `<text x="%.1f" y="%d">%s</text>`+"\n", x(p.Start+p.Took)+5, row+14, escape(phaseValue(p)))
+		fmt.Fprintf(out, `<text x="%.1f" y="%d">%s</text></g>`+"\n", x(p.Start+p.Took)+5, row+14, escape(phaseValue(p)))
 	}
-	if len(left) > 0 {
-		fmt.Fprintf(out, `<text class="dim" x="10" y="%d">too short to see: %s</text>`+"\n", bottom+15+noteHeight, escape(strings.Join(left, ", ")))
+	notes := short(left)
+	for i, n := range notes {
+		fmt.Fprintf(out, `<g><title>%s</title><text class="dim" x="10" y="%d">%s</text></g>`+"\n", escape(n.hover), bottom+15+noteHeight*(i+1), escape(n.text))
 	}
-	return titleHeight + rowHeight*len(phases) + axisHeight + noteHeight*min(1, len(left))
+	return titleHeight + rowHeight*len(phases) + axisHeight + noteHeight*len(notes)
 }
 
-// drawn are the phases that have a bar, and the names of those that are too short for one. One that
-// failed has a bar.
-func (c Chart) drawn(phases []images.Phase, whole time.Duration) (bars []images.Phase, left []string) {
+// note is a line of names below the axis, and what a browser shows over it.
+type note struct{ text, hover string }
+
+// short names the phases that have no bar, in lines that are no wider than the picture.
+func short(left []images.Phase) (lines []note) {
+	line := note{text: "too short to see: "}
+	for i, p := range left {
+		name := p.Name
+		if i < len(left)-1 {
+			name += ", "
+		}
+		if letter*fontSize*float64(utf8.RuneCountInString(line.text+name)) > pictureWidth-20 {
+			lines, line = append(lines, line), note{}
+		}
+		line.text += name
+		line.hover = strings.TrimPrefix(line.hover+"\n"+hover(p), "\n")
+	}
+	if len(left) > 0 {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// drawn are the phases that have a bar, and those that are too short for one. One that failed has a bar.
+func (c Chart) drawn(phases []images.Phase, whole time.Duration) (bars, left []images.Phase) {
 	for _, p := range phases {
 		if p.Took < whole/tiny && p.Name != c.Failed {
-			left = append(left, p.Name)
+			left = append(left, p)
 		} else {
 			bars = append(bars, p)
 		}
@@ -160,14 +198,23 @@ func (c Chart) class(p images.Phase) string {
 
 // phaseValue is the text beside a bar.
 func phaseValue(p images.Phase) string {
-	text := fmt.Sprintf("%.0f ms", p.Took.Seconds()*1e3)
-	if p.Took < 10*time.Millisecond {
-		text = fmt.Sprintf("%.1f ms", p.Took.Seconds()*1e3)
-	}
+	text := milliseconds(p.Took)
 	if p.Bytes > 0 {
 		text += ", " + units.BytesSize(float64(p.Bytes))
 	}
 	return text
+}
+
+// hover is what a browser shows of a phase.
+func hover(p images.Phase) string {
+	return fmt.Sprintf("%s: %s, from %s on", p.Name, phaseValue(p), milliseconds(p.Start))
+}
+
+func milliseconds(d time.Duration) string {
+	if d < 10*time.Millisecond {
+		return fmt.Sprintf("%.1f ms", d.Seconds()*1e3)
+	}
+	return fmt.Sprintf("%.0f ms", d.Seconds()*1e3)
 }
 
 // tick is a step for the axis: 1, 2 or 5 times a power of ten, five to ten of

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -39,7 +40,7 @@ func TestSVG(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"checkpoint of &lt;job&gt; &amp; more", ">save GPU state<", "600 ms, 2GiB", `class="driver" x="210`, `class="failed" x="510`, ">1s<", "too short to see: note", ">the driver moves GPU memory<", ">failed<"} {
+	for _, want := range []string{"checkpoint of &lt;job&gt; &amp; more", ">save GPU state<", "<title>save GPU state: 600 ms, 2GiB, from 0.0 ms on</title>", "<title>note: 1.0 ms, from 999 ms on</title>", ">600 ms, 2GiB<", `class="driver" x="210`, `class="failed" x="510`, ">1s<", "too short to see: note", ">the driver moves GPU memory<", ">failed<"} {
 		if !strings.Contains(picture, want) {
 			t.Errorf("no %q in %s", want, picture)
 		}
@@ -47,4 +48,81 @@ func TestSVG(t *testing.T) {
 	if bars := strings.Count(picture, "<rect"); bars != 6 { // and the background, and the legend's three
 		t.Errorf("%d rectangles", bars)
 	}
+}
+
+// No label covers another one or leaves the picture, however long an operation took and whatever its steps are.
+func TestLabelsApart(t *testing.T) {
+	var long, many []images.Phase
+	for i := range 40 {
+		many = append(many, images.Phase{Name: "step of " + strings.Repeat("x", i%13), Start: time.Duration(i), Took: 1})
+	}
+	for whole := time.Duration(2); whole < longest; whole = whole*3/2 + 1 {
+		long = []images.Phase{{Name: "give GPU state back again", Took: whole, Bytes: 987 << 40}, {Name: "end", Start: whole, Took: 0}}
+		picture := SVG(Chart{Title: "checkpoint of " + strings.Repeat("0123456789abcdef", 5) + " at 2026-11-26T15:04:05Z: 1.234s, failed", Whole: whole, Failed: "end", Phases: append(long, many...)},
+			Chart{Title: "restore", Whole: whole, Phases: many})
+		var all []label
+		for _, l := range labels(t, picture) {
+			if l.left < 0 || l.right > pictureWidth {
+				t.Errorf("%v: %q is from %.0f to %.0f", whole, l.text, l.left, l.right)
+			}
+			for _, other := range all {
+				if l.y < other.y+fontSize && other.y < l.y+fontSize && l.left < other.right && other.left < l.right {
+					t.Errorf("%v: %q covers %q", whole, l.text, other.text)
+				}
+			}
+			all = append(all, l)
+		}
+		if len(all) < 20 {
+			t.Fatalf("only %d labels", len(all))
+		}
+	}
+}
+
+// label is a text of a picture, and where it is.
+type label struct {
+	text        string
+	left, right float64
+	y           float64
+}
+
+func labels(t *testing.T, picture []byte) (found []label) {
+	t.Helper()
+	var drawing struct {
+		Texts  []text `xml:"text"`
+		Groups []struct {
+			Texts []text `xml:"text"`
+		} `xml:"g"`
+	}
+	if err := xml.Unmarshal(picture, &drawing); err != nil {
+		t.Fatal(err)
+	}
+	all := drawing.Texts
+	for _, g := range drawing.Groups {
+		all = append(all, g.Texts...)
+	}
+	for _, each := range all {
+		size, wide := float64(fontSize), letter
+		if each.Size > 0 {
+			size, wide = each.Size, boldLetter
+		}
+		width := wide * size * float64(utf8.RuneCountInString(each.Text))
+		l := label{text: each.Text, left: each.X, y: each.Y}
+		switch each.Anchor {
+		case "middle":
+			l.left -= width / 2
+		case "end":
+			l.left -= width
+		}
+		l.right = l.left + width
+		found = append(found, l)
+	}
+	return found
+}
+
+type text struct {
+	Text   string  `xml:",chardata"`
+	X      float64 `xml:"x,attr"`
+	Y      float64 `xml:"y,attr"`
+	Anchor string  `xml:"text-anchor,attr"`
+	Size   float64 `xml:"font-size,attr"`
 }
