@@ -175,8 +175,6 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "sockets", e.netlink(m.GetNlsk())
 	case m.GetNsf() != nil:
 		return "namespace files", e.namespaceFile(m.GetNsf())
-	case m.GetTfd() != nil:
-		return "timers", e.clock(m.GetTfd().GetClockid())
 	case m.GetIfy() != nil:
 		return "inotify", e.inotify(m.GetIfy())
 	case m.GetFifo() != nil && m.GetFifo().RegfId != nil:
