@@ -11,10 +11,10 @@ import (
 
 // wait is how long a user of the server waits for its first answer.
 type wait struct {
-	o       outcome
-	medium  string // where the images are
-	by      string // what restores it, or its program; "" where the medium says it
-	number  string // of the outcome
+	o      outcome
+	medium string // where the images are
+	by     string // what restores it, or its program; "" where the medium says it
+	number string // of the outcome
 }
 
 // waits are those that there are results of; a start without a checkpoint comes first.
