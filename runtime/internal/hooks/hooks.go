@@ -167,6 +167,8 @@ func (h *Hook) run(ctx context.Context, p Program) error {
 		err = context.Cause(ctx)
 	case err != nil:
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrFailedPrecondition)
+	case status == 128+int(unix.SIGKILL):
+		err = fmt.Errorf("it was killed: the container's own program has ended, or its memory limit was met; its log may say more: %w", errdefs.ErrFailedPrecondition)
 	case status != 0:
 		err = fmt.Errorf("it ended with status %d: %w", status, errdefs.ErrFailedPrecondition)
 	default:

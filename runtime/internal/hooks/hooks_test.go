@@ -98,6 +98,7 @@ func TestTell(t *testing.T) {
 		{command, fake{}, nil, ""},
 		{signal, fake{}, nil, ""},
 		{command, fake{status: 3, output: "no such level\n"}, errdefs.ErrFailedPrecondition, `hook before-checkpoint: run "sleep --level 1" in the container (its output ends with "no such level"): it ended with status 3`},
+		{command, fake{status: 137}, errdefs.ErrFailedPrecondition, "it was killed: the container's own program has ended"},
 		{command, fake{err: os.ErrNotExist}, os.ErrNotExist, "hook before-checkpoint"},
 		{command, fake{hangs: true}, context.DeadlineExceeded, "longer than 20ms"},
 		{signal, fake{err: os.ErrNotExist}, os.ErrNotExist, "send SIGUSR1"},
