@@ -154,8 +154,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	dumped := k.c.restore.dumped
-	k.c.restore.dumped = nil // of no use when it is copied
+	dumped := cmp.Or(k.c.restore.dumped, criu.Open(k.c.restore.images())) // a second start reads them again
+	k.c.restore.dumped = nil
 	if k.threads, err = scheduling.Read(dumped.Set); err != nil {
 		return 0, err
 	}

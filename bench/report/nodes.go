@@ -133,7 +133,7 @@ func nodesPoints(runs []NodesRun) (points []nodesPoint) {
 	return points
 }
 
-// nodesText tells of the model and how far it is from the points.
+// nodesText describes the model and how far it is from the points.
 func nodesText(runs []NodesRun) string {
 	text := "Restores of one image begin at once, by gpuckpt restore --pull, on nodes that have nothing of it; each node is a containerd with a network of its own. " +
 		"The rates are those of the registry, which are of all that it sends of blobs, of a rack's registry, each way, and of a node. Images sent are those by the registry, in images that a node alone fetches. " +

@@ -161,7 +161,7 @@ func short(left []images.Phase) (lines []note) {
 	return lines
 }
 
-// drawn are the phases that have a bar, and those that are too short for one. One that failed has a bar.
+// drawn returns the phases that have a bar, and those that are too short for one. One that failed has a bar.
 func (c Chart) drawn(phases []images.Phase, whole time.Duration) (bars, left []images.Phase) {
 	for _, p := range phases {
 		if p.Took < whole/tiny && p.Name != c.Failed {
