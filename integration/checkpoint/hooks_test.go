@@ -144,7 +144,7 @@ func turns(t *testing.T, cgroup string) []os.DirEntry {
 
 // A hook that does not end holds no turn: other containers of the node are checkpointed meanwhile.
 func TestHookHoldsNoTurn(t *testing.T) {
-	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", 40<<20)))
+	shared.Configured(t, shared.Staging("turns", fmt.Sprintf("memory_limit = %d", 4<<30)))
 	other := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-other", GPUs: []int{0}}, "counter")
 	other.Expect(t, "count", "101")
 	const refused = "after a refused checkpoint"

@@ -144,9 +144,9 @@ func TestLeftToCRIU(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
 			shared.Configured(t, shared.Staging(test.name, test.settings))
-			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "24M")
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "512M") // as a real driver's least
 			k.Expect(t, "verify", "bad=0")
-			dir := t.TempDir()
+			dir := memoryDir(t)
 			checkpointInto(t, shared, k, dir)
 			k.Expect(t, "verify", "bad=0")
 			if files := areaFiles(t, dir); len(files) > 0 {

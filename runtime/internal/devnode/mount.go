@@ -142,7 +142,9 @@ func (t tree) mount() error {
 	return unix.MoveMount(t.fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// placeholder makes an empty file to mount on, in a directory that runc has prepared, or /dev.
+// placeholder makes an empty file to mount on, in a directory that runc has prepared, or /dev. In a
+// tmpfs of a user namespace, where the host's root has no ID (EOVERFLOW), the directory's owner makes it:
+// the goroutine must be locked to its thread.
 func placeholder(root int, at string) error {
 	dir, err := unix.Openat2(root, path.Dir(at), &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
@@ -151,7 +153,24 @@ func placeholder(root int, at string) error {
 		return err
 	}
 	defer unix.Close(dir)
-	fd, err := unix.Openat(dir, path.Base(at), unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	err = makeEmpty(dir, path.Base(at))
+	if !errors.Is(err, unix.EOVERFLOW) {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(dir, &st); err != nil {
+		return err
+	}
+	// These return the ID before, never an error (setfsuid(2)).
+	gid, _ := unix.SetfsgidRetGid(int(st.Gid))
+	defer unix.SetfsgidRetGid(gid)
+	uid, _ := unix.SetfsuidRetUid(int(st.Uid))
+	defer unix.SetfsuidRetUid(uid)
+	return makeEmpty(dir, path.Base(at))
+}
+
+func makeEmpty(dir int, name string) error {
+	fd, err := unix.Openat(dir, name, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return err
 	}

@@ -4,9 +4,14 @@
 package devnode
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -163,5 +168,56 @@ func TestMissing(t *testing.T) {
 	})
 	if want := []string{"plain", "none"}; err != nil || !slices.Equal(names, want) {
 		t.Errorf("missing are %v, error %v; want %v", names, err, want)
+	}
+}
+
+// A tmpfs of a container with a user namespace, in which the host's root has no ID, gets what is mounted too.
+func TestMountInUserNamespace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 200000, Size: 1}}
+	cmd := exec.Command("sh", "-c", `mount -t tmpfs none "$0" && echo mounted && exec sleep 1000`, dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, UidMappings: ids, GidMappings: ids, Pdeathsig: unix.SIGKILL,
+		GidMappingsEnableSetgroups: true, Credential: &syscall.Credential{},
+	}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "mounted\n" {
+		t.Fatalf("the namespaces are not made: %q, %v", line, err)
+	}
+	at := filepath.Join(dir, "node")
+	null, err := openTree(specs.Mount{Source: "/dev/null", Destination: at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(null.fd)
+	err = host.InMountNamespace(cmd.Process.Pid, func() error {
+		if err := null.mount(); err != nil {
+			return err
+		}
+		left, err := missing([]specs.Mount{{Destination: at}})
+		if err == nil && len(left) > 0 {
+			err = errors.New("nothing is mounted")
+		}
+		if uid, _ := unix.SetfsuidRetUid(-1); uid != 0 {
+			err = errors.Join(err, fmt.Errorf("the thread goes on as user %d", uid))
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }

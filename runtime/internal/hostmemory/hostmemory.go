@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/charged"
@@ -27,17 +28,20 @@ type Container struct {
 	Run    worker.Run
 }
 
-// New returns the Dump of a container into a directory. If CRIU cannot be steered, CRIU dumps all, and the
-// log says so. Close must be called.
+// New returns the Dump of a container into a directory. If CRIU cannot be steered, or who copies would pay
+// for images in memory out of a limit, CRIU dumps all, and the log says so. Close must be called.
 func New(ctx context.Context, c Container, images string, read config.Source) *pages.Dump {
 	of := pages.Dumping{Images: images, List: filepath.Join(c.Bundle, "gpuckpt-left-out.txt"), Init: c.Init, Pids: c.Pids}
 	view, err := read()
 	if err == nil {
 		of.Library, err = library()
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		log.G(ctx).WithError(err).Warn("CRIU dumps all memory")
-	} else {
+	case view.Staging.MemoryLimit > 0 && staging.OnMemory(images):
+		log.G(ctx).Info("CRIU dumps all memory: images on a tmpfs would count to memory_limit in [staging]")
+	default:
 		of.Least, of.Digest = view.LargeMemory(), view.Signing.Key != ""
 	}
 	of.Start = func() (*pages.Worker, error) {
