@@ -241,7 +241,7 @@ func (k *restoring) awaitRunc() error {
 // CRIU does not: how their threads are scheduled, and options of sockets and file locks, which they set and
 // take themselves.
 func (k *restoring) inspect(ctx context.Context) (uint64, error) {
-	if err := inspect.Held(k.c.restore.gpus.Spec, k.c.bundle, k.c.pid, k.gate); err != nil {
+	if err := inspect.Held(k.c.restore.gpus.Fixed(), k.c.bundle, k.c.pid, k.gate); err != nil {
 		return 0, err
 	}
 	if err := k.threads.Restore(k.c.pids, k.gate); err != nil {

@@ -54,6 +54,18 @@ func (p *Restored) Fix(pid int) error {
 	})
 }
 
+// Fixed returns the spec that describes a container which is fixed: without the mounts that only CRIU
+// had to make, and with the devices that made room for them.
+func (p *Restored) Fixed() *specs.Spec {
+	if p.Spec == nil || p.Spec.Linux == nil || len(p.Stray) == 0 {
+		return p.Spec
+	}
+	spec, linux := *p.Spec, *p.Spec.Linux
+	linux.Devices, spec.Linux = p.Devices, &linux
+	spec.Mounts = slices.DeleteFunc(slices.Clone(spec.Mounts), func(m specs.Mount) bool { return slices.Contains(p.Stray, path.Clean(m.Destination)) })
+	return &spec
+}
+
 // barMounts gives the spec's bind mounts the flags that bar something. A container with CAP_SYS_ADMIN
 // may have changed its own.
 func (p *Restored) barMounts(pid int) error {

@@ -171,6 +171,22 @@ func TestMissing(t *testing.T) {
 	}
 }
 
+// In a user namespace runc mounts nodes: what CRIU mounts in their place is not the container's any more.
+func TestFixedSpec(t *testing.T) {
+	nodes := []specs.LinuxDevice{nullNode("/dev/nvidiactl"), nullNode("/dev/fuse")}
+	p := Restored{Devices: nodes, Stray: []string{"/dev/nvidiactl"}, Spec: &specs.Spec{
+		Linux:  &specs.Linux{Devices: nodes[1:]},
+		Mounts: []specs.Mount{{Destination: "/data"}, {Destination: "/dev/nvidiactl", Source: "/dev/null"}},
+	}}
+	got := p.Fixed()
+	if len(got.Mounts) != 1 || got.Mounts[0].Destination != "/data" || len(got.Linux.Devices) != 2 {
+		t.Errorf("it has %v and %v", got.Mounts, got.Linux.Devices)
+	}
+	if len(p.Spec.Mounts) != 2 || len(p.Spec.Linux.Devices) != 1 {
+		t.Errorf("CRIU's spec has become %v and %v", p.Spec.Mounts, p.Spec.Linux.Devices)
+	}
+}
+
 // A tmpfs of a container with a user namespace, in which the host's root has no ID, gets what is mounted too.
 func TestMountInUserNamespace(t *testing.T) {
 	if os.Getuid() != 0 {
