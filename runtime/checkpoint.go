@@ -333,9 +333,6 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := denied.Refuse(k.c.pids); err != nil {
 		return err
 	}
-	if _, err := k.c.locks(); err != nil {
-		return err
-	}
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err
 	}
@@ -525,7 +522,11 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	if _, err := c.writeSettings(ctx, view); err != nil {
+	locks, err := c.locks()
+	if err != nil {
+		return err
+	}
+	if _, err := c.writeSettings(ctx, view, locks.Break()); err != nil {
 		return err
 	}
 	programs, err := tmpfs.Install(c.bundle, images)
@@ -543,10 +544,6 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	locks, err := c.locks()
-	if err != nil {
-		return back(err)
-	}
 	tell, err := c.look()
 	if err != nil {
 		return back(err)
@@ -556,13 +553,18 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return back(err)
 	}
+	hidden := beside(func() error { return locks.Hidden(c.pids) })
 	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
 	err = s.runcDump(with, c, images, opts)
+	none := hidden()
 	if err = watch.Stop(err); err != nil {
 		if err = dumpLog.Explain(err); adapt.IsUnsent(err) {
 			err = fmt.Errorf("%w: %w", adapt.ErrUnsent, err)
 		}
 		return back(sequence.Join(err, criu.EndDumps()))
+	}
+	if none != nil {
+		return none
 	}
 	if err := locks.Complete(dumped); err != nil {
 		return err
@@ -605,7 +607,7 @@ func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image
 	return different.Save(dir, c.different)
 }
 
-// locks returns the locks of the container's processes. It refuses one that a dump would lose.
+// locks returns the locks that the container's processes have by their descriptors.
 func (c *container) locks() (filelocks.Found, error) {
 	if c.pid == 0 {
 		return nil, nil
@@ -626,8 +628,8 @@ func pastCRIU(ctx context.Context, c *container, dir string, read config.Source)
 }
 
 // writeSettings writes the settings of CRIU: for a dump if the container has processes, else
-// for a restore.
-func (c *container) writeSettings(ctx context.Context, view config.View) (criu.Settings, error) {
+// for a restore. readsNoFile is for criu.Settings.
+func (c *container) writeSettings(ctx context.Context, view config.View, readsNoFile bool) (criu.Settings, error) {
 	settings := criu.Settings{Bundle: c.bundle, View: view}
 	file, err := bundle.Read(c.bundle)
 	if err != nil {
@@ -641,11 +643,7 @@ func (c *container) writeSettings(ctx context.Context, view config.View) (criu.S
 			return settings, err
 		}
 		settings.GhostLimit = host.MemoryLimit(c.pid)
-		locks, err := c.locks()
-		if err != nil {
-			return settings, err
-		}
-		settings.ReadsNoFile = locks.Break()
+		settings.ReadsNoFile = readsNoFile
 		within, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
 		defer cancel()
 		if settings.Watched, err = names.Watched(within, c.pid, c.pids); err != nil {

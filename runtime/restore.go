@@ -107,7 +107,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	defer func() { end(context.WithoutCancel(ctx), c, q.Stuck) }()
-	settings, err := c.writeSettings(ctx, k.view)
+	settings, err := c.writeSettings(ctx, k.view, false)
 	if err != nil {
 		return nil, err
 	}

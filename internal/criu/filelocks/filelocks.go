@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
 	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
@@ -251,19 +252,8 @@ func mapped(pid int, h proc.Lock) string {
 type Found map[int]map[int]map[lock]proc.Lock // by process and descriptor, as the process counts itself
 
 // Find lists the locks of a container's processes, as this process counts these; init is the first
-// one. It refuses a process that holds a lock by no descriptor: CRIU would lose it.
-func Find(init int, pids func() ([]int, error)) (found Found, err error) {
-	for range 3 { // a program that runs may let go of a lock between two looks
-		if found, err = find(init, pids); !errors.Is(err, errHidden) {
-			break
-		}
-	}
-	return found, err
-}
-
-var errHidden = errors.New("CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it")
-
-func find(init int, list func() ([]int, error)) (Found, error) {
+// one.
+func Find(init int, list func() ([]int, error)) (Found, error) {
 	pids, err := list()
 	if proc.Ended(err) {
 		return nil, nil
@@ -275,22 +265,7 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
-	// As a rule there are none, and it takes time to look at each descriptor. A lease may be of a process
-	// that has ended. Where others have more than are read, each descriptor is looked at, and a lock that is
-	// held by none is not found.
-	lease, mine := false, make(map[int]bool)
-	for _, pid := range pids {
-		mine[pid] = true
-	}
-	ours, err := proc.Locks(func(h *proc.Lock) bool {
-		lease = lease || h.Kind == "LEASE"
-		return mine[h.PID]
-	})
-	if unread := errors.Is(err, proc.ErrTooMuch); !unread && (err != nil || !lease && len(ours) == 0) {
-		return nil, err
-	}
-	count := 0
-	found, known := make(Found), make(map[proc.Lock]bool)
+	count, found := 0, make(Found)
 	for number, pid := range inside {
 		files, err := proc.OpenFiles(pid, "")
 		if err != nil && !proc.Ended(err) {
@@ -308,17 +283,37 @@ func find(init int, list func() ([]int, error)) (Found, error) {
 			if len(held) > 0 {
 				found[number][fd] = byLock(held)
 			}
+		}
+	}
+	return found, nil
+}
+
+// Hidden refuses a container whose processes, which stay frozen, hold a lock by no descriptor: CRIU would
+// lose it. Where others have more locks than are read, none is found. The kernel takes some 25 ms to list
+// the machine's locks (percpu_down_write in locks_start of fs/locks.c), so it is for beside other work.
+func (f Found) Hidden(list func() ([]int, error)) error {
+	pids, err := list()
+	if err != nil && !proc.Ended(err) {
+		return err
+	}
+	known := make(map[proc.Lock]bool)
+	for _, files := range f {
+		for _, held := range files {
 			for _, h := range held {
 				known[h] = true
 			}
 		}
 	}
-	for _, h := range ours {
-		if !known[h] {
-			return nil, fmt.Errorf("process %s holds a %s on %s, which it has not open: %w: %w", proc.Describe(h.PID), name(h), mapped(h.PID, h), errHidden, errdefs.ErrFailedPrecondition)
-		}
+	hidden, err := proc.Locks(func(h *proc.Lock) bool { return slices.Contains(pids, h.PID) && !known[*h] })
+	if errors.Is(err, proc.ErrTooMuch) || err == nil && len(hidden) == 0 {
+		return nil
 	}
-	return found, nil
+	if err != nil {
+		return err
+	}
+	h := hidden[0]
+	return fmt.Errorf("process %s holds a %s on %s, which it has not open: CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it: %w",
+		proc.Describe(h.PID), name(h), mapped(h.PID, h), errdefs.ErrFailedPrecondition)
 }
 
 // Break reports whether a process that opens a file to read it, as CRIU does to find its build ID,

@@ -227,14 +227,18 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// A lock that no descriptor has is refused before the dump.
+// A lock that no descriptor has is refused.
 func TestHidden(t *testing.T) {
 	path, fd := file(t)
 	if err := unix.Flock(fd, unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := Find(os.Getpid(), myself); err != nil || found.Break() {
+	found, err := Find(os.Getpid(), myself)
+	if err != nil || found.Break() {
 		t.Errorf("%v, error %v", found, err)
+	}
+	if err := found.Hidden(myself); err != nil {
+		t.Error(err)
 	}
 	if err := unix.Ftruncate(fd, 4096); err != nil {
 		t.Fatal(err)
@@ -245,7 +249,10 @@ func TestHidden(t *testing.T) {
 	}
 	defer func() { _ = unix.Munmap(mapping); runtime.KeepAlive(mapping) }()
 	unix.Close(fd)
-	_, err = Find(os.Getpid(), myself)
+	if found, err = Find(os.Getpid(), myself); err != nil {
+		t.Fatal(err)
+	}
+	err = found.Hidden(myself)
 	if err == nil || !strings.Contains(err.Error(), "holds a write lock (flock) on "+path+", which it has not open") {
 		t.Errorf("error %v", err)
 	}
