@@ -20,6 +20,7 @@ def train(torch, record):
     """Trains as one of the processes, and returns what is left of all of them."""
     import pytorch_lightning as lightning
     import torch.distributed as dist
+    from pytorch_lightning.plugins.environments import LightningEnvironment
 
     class Network(lightning.LightningModule):
         def __init__(self):
@@ -65,6 +66,7 @@ def train(torch, record):
         accelerator="gpu", devices=RANKS, strategy="ddp", max_epochs=-1, max_steps=record.steps, callbacks=[lines],
         deterministic=True, benchmark=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False,
+        plugins=[LightningEnvironment()],  # where mpi4py is installed, Lightning would start MPI
     )
     trainer.fit(Network(), torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, num_workers=0))
     return "-".join(lines.left).encode()

@@ -243,6 +243,10 @@ func (c *Interposer) begin(what uint32, with argument) (request uint32, err erro
 		return 0, err
 	}
 	if now.request != now.answered {
+		// The memory of a process that is ending stays longer than the thread that would answer.
+		if err := c.process.signal(c.TID, 0); proc.Ended(err) {
+			return 0, err
+		}
 		return 0, fmt.Errorf("the interposer of process %d is busy with an earlier request: %w", c.PID, ErrBusy)
 	}
 	request = (now.request&^(asks-1) + asks) | what

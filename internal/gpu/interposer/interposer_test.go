@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // mapped puts a control block into this process as an interposer has one, and returns its bytes, which the
@@ -96,6 +98,11 @@ func TestAnswers(t *testing.T) {
 	}
 	if _, err := c.ask(t.Context(), "park", askPark, 0, time.Minute); !errors.Is(err, ErrBusy) {
 		t.Errorf("busy: %v", err)
+	}
+	dying := *c
+	dying.TID = os.Getppid() // not among its threads
+	if _, err := dying.ask(t.Context(), "park", askPark, 0, time.Minute); !proc.Ended(err) {
+		t.Errorf("busy, and its thread has ended: %v", err)
 	}
 	for result, words := range map[uint32]string{notReady: ErrBusy.Error(), 2: "error 2", 1 << 31: "error -2147483648"} {
 		binary.LittleEndian.PutUint32(block[offAnswered:], word(offRequest))
