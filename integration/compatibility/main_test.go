@@ -99,14 +99,14 @@ func TestPage(t *testing.T) {
 	if got := line(t, files, "| DDP, NCCL with two ranks over NVLink, by CUDA IPC |"); !strings.Contains(got, "refused, runs on") {
 		t.Errorf("of a refusal over NVLink it says %q", got)
 	}
-	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/tmpfs", "passed")
+	files["f/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/transformers-tmpfs", "passed")
 	if got := line(t, files, "| tmpfs |"); !strings.Contains(got, "| 3.0 GB | 3.2 s |") {
 		t.Errorf("of the first answer it says %q", got)
 	}
 	if got := line(t, files, "| registry"); got != "" {
 		t.Errorf("of a registry that was not tried it says %q", got)
 	}
-	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/registry", "passed")
+	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/transformers-registry", "passed")
 	if got := line(t, files, "| registry, by ctr"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
 		t.Errorf("of the first answer from a registry it says %q", got)
 	}
