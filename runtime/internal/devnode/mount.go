@@ -163,9 +163,9 @@ func placeholder(root int, at string) error {
 	}
 	// These return the ID before, never an error (setfsuid(2)).
 	gid, _ := unix.SetfsgidRetGid(int(st.Gid))
-	defer unix.SetfsgidRetGid(gid)
+	defer func() { _, _ = unix.SetfsgidRetGid(gid) }()
 	uid, _ := unix.SetfsuidRetUid(int(st.Uid))
-	defer unix.SetfsuidRetUid(uid)
+	defer func() { _, _ = unix.SetfsuidRetUid(uid) }()
 	return makeEmpty(dir, path.Base(at))
 }
 
