@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,11 +14,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/hostile/trials"
 )
 
 // secret is what no container may have a copy of.
@@ -27,11 +26,10 @@ const secret = "as the host has it, and nobody else"
 
 // canaries are things of the host that no restore may change.
 type canaries struct {
-	dir     string // files of the host's
-	pid     int    // a process of the host's
-	cgroup  string // a cgroup of the host's, by its name in each hierarchy
-	before  map[string]string
-	skipped map[string]bool // what changes by itself
+	trials.Kept
+	dir    string // files of the host's
+	pid    int    // a process of the host's
+	cgroup string // a cgroup of the host's, by its name in each hierarchy
 }
 
 // covered are the directories of the machine's in which nothing may be written. Below their overlays is
@@ -41,7 +39,8 @@ var covered = map[string]*harness.Covered{"/etc": nil, "/var/spool": nil, "/usr/
 // newCanaries makes them. The machine's own are looked at as well: its directories, settings, mounts.
 func newCanaries(t *testing.T) *canaries {
 	t.Helper()
-	c := &canaries{dir: t.TempDir(), cgroup: "/gpuckpt-canary-" + filepath.Base(t.TempDir()) + fmt.Sprint(os.Getpid()), skipped: make(map[string]bool)}
+	c := &canaries{dir: t.TempDir(), cgroup: "/gpuckpt-canary-" + filepath.Base(t.TempDir()) + fmt.Sprint(os.Getpid())}
+	c.Look = c.look
 	if err := os.WriteFile(c.file(), []byte(secret), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -92,8 +91,7 @@ func (c *canaries) paths() []string {
 	}
 }
 
-// keep takes what the canaries are like now for what they must be like. What is different between two
-// looks changes by itself.
+// keep has the canaries stay as they are now. What is different between two looks changes by itself.
 func (c *canaries) keep(t *testing.T, between func()) {
 	t.Helper()
 	first := c.look()
@@ -110,61 +108,24 @@ func (c *canaries) keep(t *testing.T, between func()) {
 			t.Fatal(err)
 		}
 	}
-	c.before = c.look()
-	for name := range c.before {
-		if first[name] != c.before[name] {
-			c.skipped[name] = true
-		}
-	}
+	now, skipped := c.Keep(first)
 	// A canary that is not looked at says nothing.
 	for _, name := range []string{c.file(), "mounts", "/proc/sys/kernel/core_pattern", fmt.Sprintf("process %d: status", c.pid)} {
-		if c.before[name] == "" || c.skipped[name] {
+		if now[name] == "" || slices.Contains(skipped, name) {
 			t.Errorf("the canary %s is not looked at", name)
 		}
 	}
 	lsm := "no AppArmor on this machine"
-	if c.before[apparmor] != "" {
+	if now[apparmor] != "" {
 		lsm = "AppArmor's list of profiles"
 	}
-	t.Logf("%d canaries; %s; %d that change by themselves: %v", len(c.before)-len(c.skipped), lsm, len(c.skipped), slices.Sorted(maps.Keys(c.skipped)))
+	t.Logf("%d canaries; %s; %d that change by themselves: %v", len(now)-len(skipped), lsm, len(skipped), skipped)
 }
 
 const apparmor = "/sys/kernel/security/apparmor/profiles"
 
 // loaded are profiles that the clients of other tests load.
 var loaded = regexp.MustCompile(`(?m)^(cri-containerd\.apparmor\.d|nerdctl-default|docker-default) .*\n`)
-
-// changed returns the canaries that are not as they were. What is so for a moment only, as a list that
-// is read while another restore mounts something, is looked at again.
-func (c *canaries) changed() (names []string) {
-	for range 3 {
-		if names = c.differences(); len(names) == 0 {
-			return nil
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return names
-}
-
-func (c *canaries) differences() (names []string) {
-	now := c.look()
-	for name, was := range c.before {
-		if is := now[name]; is != was && !c.skipped[name] {
-			at := 0
-			for at < min(len(was), len(is)) && was[at] == is[at] {
-				at++
-			}
-			names = append(names, fmt.Sprintf("%s: from byte %d on it was %.200q and is %.200q", name, at, was[at:], is[at:]))
-		}
-	}
-	for name := range now {
-		if _, there := c.before[name]; !there && !c.skipped[name] {
-			names = append(names, name+" is new")
-		}
-	}
-	slices.Sort(names)
-	return names
-}
 
 // volatile are settings that change by themselves, now and then.
 var volatile = regexp.MustCompile(`^/proc/sys/(kernel/(random/|ns_last_pid|pty/nr|perf_event_max_sample_rate|sched_domain/)|fs/(.*-nr|.*-state|quota/|aio-nr)|net/netfilter/.*count|vm/stat_refresh)`)

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/hostile/trials"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
@@ -75,90 +76,17 @@ func TestEveryFieldUnchecked(t *testing.T) {
 	restoreEach(t, z, chosen(t, 400), true, func(string) error { return nil })
 }
 
-// trial is a change that is restored.
-type trial struct {
-	change imagetest.Change
-	failed error
-	wrong  []string
-}
-
-// trials are the changes that are restored, some at once.
-type trials struct {
-	z     *zoo
-	c     *canaries
-	cages int
-	all   []*trial
-	alone sync.RWMutex // held for reading while a change is restored beside others
-	mu    sync.Mutex
-	// suspects are the changes that run, and those after which something was wrong.
-	suspects []*trial
-}
-
-// restore restores a change beside others. If anything is wrong afterwards, each change that may have
-// done it is restored again, alone and in a new container. So a change is to blame only for what is wrong
-// again: not for what others do to the machine meanwhile, nor for a container that another one has
-// spoilt. restore returns the container for the next change.
-func (s *trials) restore(t *testing.T, g *cage, change imagetest.Change) *cage {
-	r := &trial{change: change}
-	s.alone.RLock()
-	s.mu.Lock()
-	s.all, s.suspects = append(s.all, r), append(s.suspects, r)
-	s.mu.Unlock()
-	r.wrong, r.failed = g.restore(t, change.File, change.Image)
-	spoilt := len(r.wrong) > 0
-	r.wrong = append(r.wrong, s.c.changed()...)
-	if len(r.wrong) == 0 {
-		s.mu.Lock()
-		s.suspects = slices.DeleteFunc(s.suspects, func(o *trial) bool { return o == r })
-		s.mu.Unlock()
-		r.change.Image = nil
-	}
-	s.alone.RUnlock()
-	if len(r.wrong) > 0 {
-		s.alone.Lock()
-		defer s.alone.Unlock()
-		s.again(t)
-	}
-	if spoilt {
-		g = s.newCage(t)
-	}
-	return g
-}
-
-func (s *trials) newCage(t *testing.T) *cage {
-	s.cages++
-	return s.z.newCage(t, s.cages)
-}
-
-// again restores the suspects again, three times each or until something is wrong. Nothing else runs.
-func (s *trials) again(t *testing.T) {
-	for _, r := range s.suspects {
-		first := r.wrong
-		r.wrong = nil
-		for range 3 {
-			s.c.before = s.c.look()
-			if r.wrong, r.failed = s.newCage(t).restore(t, r.change.File, r.change.Image); len(r.wrong) > 0 {
-				r.wrong = append(r.wrong, s.z.c.LogTail(2000))
-			}
-			if r.wrong = append(r.wrong, s.c.changed()...); len(r.wrong) > 0 {
-				break
-			}
-		}
-		if len(r.wrong) == 0 && len(first) > 0 {
-			t.Logf("%v: three times alone nothing is wrong; beside others it was: %v", r.change, first)
-		}
-		r.change.Image = nil
-	}
-	s.suspects, s.c.before = nil, s.c.look()
-}
-
 // restoreEach restores every chosen change of a dump that check lets through. crashes says that CRIU may crash.
 func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crashes bool, check func(dir string) error) {
-	s := &trials{z: z, c: newCanaries(t)}
-	cages := []*cage{s.newCage(t), s.newCage(t)}
-	s.c.keep(t, func() {
-		for _, g := range cages {
-			if wrong, failed := g.restore(t, "", nil); failed != nil || len(wrong) > 0 {
+	c, made := newCanaries(t), 0
+	s := &trials.Trials{Host: &c.Kept, Log: func() string { return z.c.LogTail(2000) }, New: func(t *testing.T) trials.Place {
+		made++
+		return z.newCage(t, made)
+	}}
+	places := []trials.Place{s.New(t), s.New(t)}
+	c.keep(t, func() {
+		for _, g := range places {
+			if wrong, failed := g.Restore(t, "", nil); failed != nil || len(wrong) > 0 {
 				t.Fatalf("the dump as it was: %v, %v\n%s", failed, wrong, z.c.LogTail(4000))
 			}
 		}
@@ -169,16 +97,16 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 	}
 	var wg sync.WaitGroup
 	queue := make(chan imagetest.Change)
-	for _, g := range cages {
+	for _, g := range places {
 		wg.Go(func() {
 			for change := range queue {
-				g = s.restore(t, g, change)
+				g = s.Restore(t, g, change)
 			}
 		})
 	}
 	changes, refused := 0, 0
 	started := time.Now()
-	tried, _, err := imagetest.Each(dir, s.c.paths(), func(change imagetest.Change) bool {
+	tried, _, err := imagetest.Each(dir, c.paths(), func(change imagetest.Change) bool {
 		if !choose(change) || t.Context().Err() != nil {
 			return false
 		}
@@ -203,26 +131,30 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 	if err != nil {
 		t.Fatal(err)
 	}
-	report(t, s.all)
+	all, since := s.All()
+	report(t, all)
 	escapes, crashed := 0, 0
-	for _, r := range s.all {
-		if len(r.wrong) > 0 {
+	for _, r := range all {
+		if len(r.Wrong) > 0 {
 			escapes++
-			t.Errorf("%v: the restore said %v, and: %v", r.change, r.failed, r.wrong)
-		} else if r.failed != nil && strings.Contains(r.failed.Error(), crash) {
-			if crashed++; !crashes || !strings.Contains(r.failed.Error(), byKernel) {
-				t.Errorf("%v: CRIU crashes: %v", r.change, r.failed)
+			t.Errorf("%v: the restore said %v, and: %v", r.Change, r.Failed, r.Wrong)
+		} else if r.Failed != nil && strings.Contains(r.Failed.Error(), crash) {
+			if crashed++; !crashes || !strings.Contains(r.Failed.Error(), byKernel) {
+				t.Errorf("%v: CRIU crashes: %v", r.Change, r.Failed)
 			}
-		} else if r.failed != nil && !clear(r.failed) {
-			t.Errorf("%v: the error does not say why: %v", r.change, r.failed)
+		} else if r.Failed != nil && !clear(r.Failed) {
+			t.Errorf("%v: the error does not say why: %v", r.Change, r.Failed)
 		}
+	}
+	if len(since) > 0 {
+		t.Errorf("after the last change: %v", since)
 	}
 	if changes == 0 {
 		t.Error("no change was tried")
 	}
 	maps.DeleteFunc(tried, func(name protoreflect.FullName, _ int) bool { return image.Fields()[name].May == "" })
 	t.Logf("%d fields x kinds, of which %d changes were tried: %d refused by name, %d accepted, %d restored for real (%v each), of which CRIU crashed at %d; %d escapes",
-		len(tried), changes, refused, changes-refused, len(s.all), (time.Since(started) / time.Duration(max(1, len(s.all)))).Round(time.Millisecond), crashed, escapes)
+		len(tried), changes, refused, changes-refused, len(all), (time.Since(started) / time.Duration(max(1, len(all)))).Round(time.Millisecond), crashed, escapes)
 }
 
 // What an error has of a CRIU that has crashed or was killed, and how it says by what.
@@ -245,27 +177,27 @@ func clear(err error) bool {
 var numbers = regexp.MustCompile(`0x[0-9a-f]+|[0-9]+`)
 
 // report writes how the restores ended: how many of each kind, and each one into a file that is named.
-func report(t *testing.T, trials []*trial) {
+func report(t *testing.T, all []*trials.Trial) {
 	t.Helper()
 	kinds := make(map[string]int)
-	var all strings.Builder
-	for _, r := range trials {
+	var list strings.Builder
+	for _, r := range all {
 		kind := "restored, and harmless"
-		if r.failed != nil {
-			_, said, ok := strings.Cut(r.failed.Error(), "CRIU said: ")
+		if r.Failed != nil {
+			_, said, ok := strings.Cut(r.Failed.Error(), "CRIU said: ")
 			if !ok {
-				said = r.failed.Error()
+				said = r.Failed.Error()
 			}
 			kind = numbers.ReplaceAllString(said[:min(len(said), 90)], "N")
 		}
 		kinds[kind]++
-		fmt.Fprintf(&all, "%v\t%v\t%v\n", r.change, r.failed, r.wrong)
+		fmt.Fprintf(&list, "%v\t%v\t%v\n", r.Change, r.Failed, r.Wrong)
 	}
 	for _, kind := range slices.SortedFunc(maps.Keys(kinds), func(a, b string) int { return kinds[b] - kinds[a] }) {
 		t.Logf("%5d %s", kinds[kind], kind)
 	}
 	if path := os.Getenv("GPUCKPT_HOSTILE_LOG"); path != "" {
-		if err := os.WriteFile(path+"."+harness.Name(t), []byte(all.String()), 0o644); err != nil {
+		if err := os.WriteFile(path+"."+harness.Name(t), []byte(list.String()), 0o644); err != nil {
 			t.Error(err)
 		}
 	}

@@ -141,9 +141,9 @@ const hangs = 10 * time.Minute
 // settles is how long what ends may take, such as a process that was killed.
 const settles = 2 * time.Minute
 
-// restore restores the dump, with an image of it changed; "" changes none. It returns what is
+// Restore restores the dump, with an image of it changed; "" changes none. It returns what is
 // wrong with how it ended, and why it failed.
-func (g *cage) restore(t *testing.T, image string, data []byte) (wrong []string, failed error) {
+func (g *cage) Restore(t *testing.T, image string, data []byte) (wrong []string, failed error) {
 	copyFiles(t, g.files, g.upper)
 	if out, err := exec.Command("sh", "-c", `rm -rf "$2" && cp -al "$1" "$2"`, "sh", g.dir, g.images).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -175,15 +175,15 @@ func (g *cage) restore(t *testing.T, image string, data []byte) (wrong []string,
 	if ctx.Err() != nil {
 		wrong = append(wrong, fmt.Sprintf("it hangs: not within %v", hangs))
 	}
-	left := g.left()
-	for deadline := time.Now().Add(settles); len(left) > 0 && time.Now().Before(deadline); left = g.left() {
+	left := g.Left()
+	for deadline := time.Now().Add(settles); len(left) > 0 && time.Now().Before(deadline); left = g.Left() {
 		time.Sleep(100 * time.Millisecond)
 	}
 	return append(wrong, left...), failed
 }
 
-// left returns what a restore has left behind.
-func (g *cage) left() (left []string) {
+// Left returns what a restore has left behind.
+func (g *cage) Left() (left []string) {
 	cgroups, err := harness.CgroupsOf("/" + g.c.Namespace() + "/" + g.id)
 	if err != nil || len(cgroups) > 0 {
 		left = append(left, fmt.Sprintf("cgroups %v, %v", cgroups, err))
