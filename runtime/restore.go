@@ -193,7 +193,8 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
-		k.resp, k.err = k.s.TTRPCTaskService.Start(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.request)
+		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
 	if pid, err := k.gate.Await(ended, k.within); err == nil {

@@ -4,9 +4,12 @@
 package criu
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/containerd/go-runc"
 )
 
 // cudaPlugin is CRIU's own plugin for CUDA, which would run the CUDA steps a second
@@ -72,6 +75,13 @@ func (s Settings) libdir(asked string) (string, error) {
 
 // PluginDir is the directory of the container's own plugins, where ListenGate listens.
 func (s Settings) PluginDir() string { return filepath.Join(s.Bundle, "criu-plugins") }
+
+// WithPlugin returns a context with which runc has CRIU load the plugin of a container before any other
+// library: the plugin watches what CRIU mounts then, and without that no sandbox that is to be so is
+// entered.
+func WithPlugin(ctx context.Context, bundle string) context.Context {
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName))
+}
 
 func linkPlugins(from, dir string, keepCUDA bool) error {
 	if err := os.RemoveAll(dir); err != nil {

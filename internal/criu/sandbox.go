@@ -82,6 +82,12 @@ func (s Sandbox) capabilities() (set uint64) {
 	return set
 }
 
+// mountsAny reports whether the container itself may mount what it likes.
+func (s Sandbox) mountsAny() bool {
+	caps := s.Spec.Process.Capabilities
+	return caps != nil && slices.ContainsFunc(caps.Bounding, func(name string) bool { return strings.EqualFold(name, "CAP_SYS_ADMIN") })
+}
+
 // visible is a file or directory of the host that CRIU sees.
 type visible struct {
 	path     string
@@ -93,7 +99,15 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, err
 	}
-	lines := []string{fmt.Sprintf("caps\t%x", s.capabilities()), "sandbox\t" + dir, "work\t" + s.Work, "proc"}
+	lines := []string{fmt.Sprintf("caps\t%x", s.capabilities())}
+	if !s.mountsAny() {
+		lines = append(lines, "mounts")
+		if strings.ContainsAny(plugins, ": $") { // which LD_PRELOAD takes for something else
+			return nil, fmt.Errorf("the path %q has a colon, a space or a dollar sign: CRIU cannot load its plugin first", plugins)
+		}
+	}
+	whole := len(lines)
+	lines = append(lines, "sandbox\t"+dir, "work\t"+s.Work, "proc")
 	if slices.ContainsFunc(s.Spec.Linux.Namespaces, func(n specs.LinuxNamespace) bool {
 		return n.Type == specs.UserNamespace && !host.OwnsNamespace(n)
 	}) {
@@ -159,7 +173,7 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 		}
 	}
 	if slices.ContainsFunc(sees, func(v visible) bool { return v.path == "/" }) {
-		return lines[:1], nil // the container has all of the host, and CRIU needs it
+		return lines[:whole], nil // the container has all of the host, and CRIU needs it
 	}
 	for _, v := range outermost(sees) {
 		access := "rw"

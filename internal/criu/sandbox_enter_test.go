@@ -22,7 +22,7 @@ func TestSandboxWithoutANode(t *testing.T) {
 	}
 	dir := t.TempDir()
 	enter := filepath.Join(dir, "enter")
-	if out, err := exec.Command("gcc", "-Wall", "-Werror", "-o", enter, "testdata/enter.c", "plugin/sandbox.c").CombinedOutput(); err != nil {
+	if out, err := exec.Command("gcc", "-Wall", "-Werror", "-o", enter, "testdata/enter.c", "plugin/sandbox.c", "plugin/mounts.c").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	const node, file = "/dev/gpuckpt-test-node-that-went-away", "/srv/gpuckpt-test-file-that-went-away"

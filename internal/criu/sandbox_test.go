@@ -35,7 +35,7 @@ func TestSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"sandbox\t" + dir, "work\t/work", "proc", "bind\tro\t" + plugins, "bind\trw\t/run/criu-root", "bind\trw\t/bundle/criu-path", "bind\tro\t/opt/criu/some.so",
+		"sandbox\t" + dir, "work\t/work", "proc", "mounts", "bind\tro\t" + plugins, "bind\trw\t/run/criu-root", "bind\trw\t/bundle/criu-path", "bind\tro\t/opt/criu/some.so",
 		"bind\tro\t/usr", "bind\trw\t/dev/null", "bind\tro\t/srv/data", "bind\trw\t/srv/data-2",
 	} {
 		if !slices.Contains(lines, want) {
@@ -64,7 +64,16 @@ func TestSandbox(t *testing.T) {
 	}
 	// A container that has all of the host.
 	spec.Mounts[1].Source = "/"
-	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || len(lines) != 1 || !strings.HasPrefix(lines[0], "caps\t") {
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || len(lines) != 2 || !strings.HasPrefix(lines[0], "caps\t") || lines[1] != "mounts" {
 		t.Errorf("with / mounted: %q, %v", lines, err)
+	}
+	// LD_PRELOAD could not name this library.
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, "/a b/plugins"); err == nil {
+		t.Errorf("plugins at a path with a space: %q", lines)
+	}
+	// One that may mount what it likes.
+	spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, "/a b/plugins"); err != nil || slices.Contains(lines, "mounts") {
+		t.Errorf("with CAP_SYS_ADMIN: %q, %v", lines, err)
 	}
 }

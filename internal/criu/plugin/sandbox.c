@@ -19,6 +19,7 @@
 //   users                  the container has a user namespace of its own
 //   writable PATH          one of these settings that a namespace of the container's has too
 //   caps HEX               the capabilities that CRIU keeps
+//   mounts                 CRIU mounts no file system that the host has too, and changes none (mounts.c)
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -74,7 +75,7 @@ int sandbox_line(char *text)
 		const char *name;
 		int words;
 	} kinds[] = {
-		{ "sandbox", 2 }, { "bind", 3 }, { "link", 3 }, { "cgroup", 4 }, { "work", 2 }, { "proc", 1 }, { "users", 1 }, { "writable", 2 }, { "caps", 2 },
+		{ "sandbox", 2 }, { "bind", 3 }, { "link", 3 }, { "cgroup", 4 }, { "work", 2 }, { "proc", 1 }, { "users", 1 }, { "writable", 2 }, { "caps", 2 }, { "mounts", 1 },
 	};
 	size_t name = strcspn(text, "\t");
 	for (size_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
@@ -96,12 +97,18 @@ int sandbox_line(char *text)
 	return 0;
 }
 
+static const struct line *find(const char *name)
+{
+	for (const struct line *l = lines; l; l = l->next)
+		if (!strcmp(l->words[0], name))
+			return l;
+	return NULL;
+}
+
 static const char *value(const char *name)
 {
-	for (struct line *l = lines; l; l = l->next)
-		if (!strcmp(l->words[0], name))
-			return l->words[1];
-	return NULL;
+	const struct line *l = find(name);
+	return l ? l->words[1] : NULL;
 }
 
 bool sandbox_missing(void)
@@ -329,10 +336,14 @@ int sandbox_enter(void)
 		errno = EINVAL;
 		return fail("read its settings");
 	}
+	if (find("mounts") && mounts_read())
+		return fail("watch what CRIU mounts");
 	if (root && (make_root(root) || leave_host(root)))
 		return -1;
 	if (caps && drop_caps(strtoull(caps, NULL, 16)))
 		return -1;
+	if (find("mounts"))
+		mounts_watch();
 	entered = true;
 	print_on_level(LOG_INFO, "gpuckpt: sandbox: entered\n");
 	return 0;
