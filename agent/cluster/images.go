@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -102,13 +103,20 @@ var elsewhere = func() *http.Transport {
 	t := remote.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one
 	t.DialContext = (&net.Dialer{Timeout: pruneTry, Control: func(_, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
-		if ip := at.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() {
+		if ip := at.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() || isCloud(ip) {
 			return fmt.Errorf("the registry names an address of the controller's own, %s: it is not asked", address)
 		}
 		return nil
 	}}).DialContext
 	return t
 }()
+
+// isCloud reports whether a cloud answers a machine at an address, with the machine's own credentials among
+// others. Most do so at a link-local one; these are Amazon's and Google's of IPv6, Alibaba's, Azure's and
+// Oracle's.
+func isCloud(ip netip.Addr) bool {
+	return slices.Contains([]string{"fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"}, ip.WithZone("").String())
+}
 
 func (d deletes) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {

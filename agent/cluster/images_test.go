@@ -75,6 +75,11 @@ func TestPruneElsewhere(t *testing.T) {
 			t.Errorf("%v, after %d requests to another host; want %q", err, asked.Load(), says)
 		}
 	}
+	for _, at := range []string{"127.0.0.1:1", "[::ffff:127.0.0.1]:1", "169.254.169.254:80", "[fd00:ec2::254]:80", "100.100.100.200:80", "[::ffff:168.63.129.16]:80"} {
+		if c, err := elsewhere.DialContext(t.Context(), "tcp", at); err == nil || !strings.Contains(err.Error(), "an address of the controller's own") {
+			t.Errorf("%s: %v, %v", at, c, err)
+		}
+	}
 }
 
 // What one namespace has at work, of any kind, keeps no other's waiting.

@@ -93,9 +93,10 @@ type limit struct {
 
 // limits are what takes time for each: CRIU takes some 0.4 ms for a mapping. A process may have 65,530
 // mappings by default (vm.max_map_count); one of PyTorch has some 2,000. Threads are as many as a restore
-// takes.
+// takes. The kernel writes a thread's groups, up to 65,536, into each look at its status.
 var limits = []limit{
 	{"threads", criu.MaxThreads, countThreads, "run fewer"},
+	{"supplementary groups of threads", 1 << 21, countGroups, "be in fewer"},
 	{"open files", 1 << 20, proc.CountFiles, "close some"},
 	{"mappings of memory", 1 << 20, proc.CountMappings, "map fewer"},
 }
@@ -114,6 +115,20 @@ func RefuseMany(pids []int) error {
 func countThreads(pid, _ int) (int, error) {
 	status, err := proc.StatusOf(pid)
 	return status.Number("Threads"), err
+}
+
+func countGroups(pid, most int) (n int, err error) {
+	tids, err := proc.Threads(pid)
+	for _, tid := range tids {
+		status, _ := proc.ThreadStatus(pid, tid) // of one that has ended there is none
+		for range strings.FieldsSeq(status.Field("Groups")) {
+			n++
+		}
+		if n > most {
+			break
+		}
+	}
+	return n, err
 }
 
 func (l *limit) refuse(pids []int) error {

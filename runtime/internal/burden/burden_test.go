@@ -4,10 +4,18 @@
 package burden
 
 import (
+	"bufio"
 	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/errdefs"
@@ -16,7 +24,7 @@ import (
 
 // What processes have in any number is counted together, before anything looks at each.
 func TestRefuseMany(t *testing.T) {
-	pid := os.Getpid()
+	pid := inGroups(t, 8)
 	for _, l := range limits {
 		n, err := l.count(pid, l.most)
 		if err != nil || n < 3 {
@@ -35,6 +43,74 @@ func TestRefuseMany(t *testing.T) {
 			t.Errorf("%s of a process that has ended: %v", l.what, err)
 		}
 	}
+}
+
+// A thread may be in 65,536 groups, and the kernel writes them all whenever its status is read.
+func TestRefuseGroups(t *testing.T) {
+	pid := inGroups(t, 1<<16)
+	if err := RefuseMany([]int{pid}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "supplementary groups of threads") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// inGroups returns a program with 40 threads or more that each are in as many groups.
+func inGroups(t *testing.T, groups int) (pid int) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("only root may choose its groups")
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestInGroups$")
+	cmd.Env = append(os.Environ(), "GPUCKPT_TEST_GROUPS="+strconv.Itoa(groups))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if text, err := bufio.NewReader(out).ReadString('\n'); text != "ready\n" {
+		t.Fatalf("%q, %v", text, err)
+	}
+	return cmd.Process.Pid
+}
+
+// TestInGroups is the program of inGroups.
+func TestInGroups(*testing.T) {
+	n, err := strconv.Atoi(os.Getenv("GPUCKPT_TEST_GROUPS"))
+	if err != nil {
+		return
+	}
+	groups := make([]int, n)
+	for i := range groups {
+		groups[i] = 1<<31 + i
+	}
+	var there sync.WaitGroup
+	for range 40 {
+		there.Add(1)
+		go func() {
+			runtime.LockOSThread()
+			there.Done()
+			select {}
+		}()
+	}
+	there.Wait()
+	if err := syscall.Setgroups(groups); err != nil { // of all threads
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	os.Exit(0)
 }
 
 // A dump has room, and what processes share since a fork leaves half of the room to others.

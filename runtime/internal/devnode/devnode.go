@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"strings"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 const withinContainer = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -47,30 +49,42 @@ func numbers(path string) (device, error) {
 // those of its spec, and those that a resume on other GPUs or NVIDIA's library has added.
 func List(pid int) (found []specs.LinuxDevice, err error) {
 	err = withDev(pid, func(dev int) error {
-		return eachNode(dev, func(name, at string) error {
-			var st unix.Stat_t
-			if unix.Fstatat(dev, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
-				found = append(found, specs.LinuxDevice{Path: at, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
-			}
-			return nil
-		})
+		found, err = list(dev)
+		return err
 	})
 	return found, err
 }
 
+func list(dev int) (found []specs.LinuxDevice, err error) {
+	err = eachNode(dev, func(name, at string) error {
+		var st unix.Stat_t
+		if unix.Fstatat(dev, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR {
+			found = append(found, specs.LinuxDevice{Path: at, Type: "c", Major: int64(unix.Major(st.Rdev)), Minor: int64(unix.Minor(st.Rdev))})
+		}
+		if len(found) > mostNodes {
+			return fmt.Errorf("the container's /dev has more than %d nodes of NVIDIA's: %w", mostNodes, proc.ErrTooMuch)
+		}
+		return nil
+	})
+	return found, err
+}
+
+// The container makes in its /dev what it likes: so its names are not all kept, and not read without end.
+const (
+	mostNodes = 1024 // CRIU's plugin takes no more
+	mostNames = 1 << 18
+)
+
 // eachNode calls do for NVIDIA's nodes, by their paths below a /dev and in the container.
 func eachNode(dev int, do func(name, at string) error) error {
 	for _, dir := range cdi.NodeDirs() {
-		names, err := listBeneath(dev, dir)
+		nodes, err := listBeneath(dev, dir, mostNames)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("list the container's %s: %w", path.Join("/dev", dir), err)
 		}
-		for _, name := range names {
-			name = path.Join(dir, name)
-			if at := path.Join("/dev", name); cdi.IsNode(at) {
-				if err := do(name, at); err != nil {
-					return err
-				}
+		for _, name := range nodes {
+			if err := do(name, path.Join("/dev", name)); err != nil {
+				return err
 			}
 		}
 	}
@@ -187,14 +201,31 @@ func openBeneath(at int, name string) (int, error) {
 	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 }
 
-func listBeneath(at int, dir string) ([]string, error) {
+// listBeneath returns those of the names in a directory that NVIDIA's nodes have, with the directory's. Of
+// more names than most it returns none.
+func listBeneath(at int, dir string, most int) (nodes []string, err error) {
 	fd, err := unix.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 	if err != nil {
 		return nil, err
 	}
 	f := os.NewFile(uintptr(fd), dir)
 	defer f.Close()
-	return f.Readdirnames(-1)
+	for n := 0; n <= most; {
+		names, err := f.Readdirnames(1024)
+		if errors.Is(err, io.EOF) {
+			return nodes, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		n += len(names)
+		for _, name := range names {
+			if name = path.Join(dir, name); cdi.IsNode(path.Join("/dev", name)) {
+				nodes = append(nodes, name)
+			}
+		}
+	}
+	return nil, fmt.Errorf("more than %d names: %w", most, proc.ErrTooMuch)
 }
 
 func removeBeneath(at int, name string) error {

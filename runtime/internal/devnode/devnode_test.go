@@ -5,12 +5,17 @@ package devnode
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 func TestRefresh(t *testing.T) {
@@ -42,5 +47,38 @@ func TestRefresh(t *testing.T) {
 	err := refresh(spec, func(path string) (device, error) { return device{}, fmt.Errorf("%s: %w", path, os.ErrNotExist) })
 	if err == nil || !strings.Contains(err.Error(), "/dev/nvidia-uvm") || !strings.Contains(err.Error(), "nvidia-modprobe") {
 		t.Errorf("a node that this machine has not: %v", err)
+	}
+}
+
+// A container may have a /dev with any number of names, and nodes: none are read without end.
+func TestListMuch(t *testing.T) {
+	dir, fd := devDir(t)
+	for _, path := range []string{"/dev/nvidia0", "/dev/nvidiactl", "/dev/null"} {
+		if err := makeNode(fd, nullNode(path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3000 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("some-%d", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nodes, err := listBeneath(fd, ".", 4000)
+	if slices.Sort(nodes); err != nil || !slices.Equal(nodes, []string{"nvidia0", "nvidiactl"}) {
+		t.Errorf("%v, %v", nodes, err)
+	}
+	if nodes, err := listBeneath(fd, ".", 1000); !errors.Is(err, proc.ErrTooMuch) {
+		t.Errorf("of more than 1,000 names: %v, %v", nodes, err)
+	}
+	if found, err := list(fd); err != nil || len(found) != 2 {
+		t.Errorf("%v, %v", found, err)
+	}
+	for i := range mostNodes {
+		if err := makeNode(fd, nullNode(fmt.Sprintf("/dev/nvidia%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found, err := list(fd); !errors.Is(err, proc.ErrTooMuch) {
+		t.Errorf("%d nodes, %v", len(found), err)
 	}
 }

@@ -223,6 +223,7 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 		if err != nil {
 			return err
 		}
+		here := host.CPUSet(pid)
 		for _, tid := range tids {
 			status, err := proc.ThreadStatus(pid, tid)
 			if err != nil {
@@ -232,7 +233,7 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 			if err != nil {
 				return err
 			}
-			inside[n], process[tid], cpus[tid] = tid, pid, host.CPUSet(pid)
+			inside[n], process[tid], cpus[tid] = tid, pid, here
 		}
 	}
 	var failed []error
