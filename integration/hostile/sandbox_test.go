@@ -270,3 +270,28 @@ func TestNoHost(t *testing.T) {
 		})
 	}
 }
+
+// A file system that the host has too is not mounted, whatever an image says: its flags would be the
+// host's. These mounts have the flags that the host's has, so that nothing is lost if they come through.
+func TestHostsFileSystems(t *testing.T) {
+	before := mounted("/proc/self/mountinfo")
+	for name, hostile := range map[string]func(m *mnt.MntEntry){
+		"devtmpfs": func(m *mnt.MntEntry) { m.Fstype = proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)) },
+		"by its name": func(m *mnt.MntEntry) {
+			m.Fstype, m.Fsname = proto.Uint32(uint32(mnt.Fstype_AUTO)), new("securityfs")
+		},
+		"a hierarchy of cgroups that is new": func(m *mnt.MntEntry) {
+			m.Fstype, m.Options = proto.Uint32(uint32(mnt.Fstype_CGROUP)), new("none,name=gpuckpt-test")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := restoreOf(t, func(dir string) {
+				mounts(t, dir, func(m map[string]*mnt.MntEntry) { hostile(m["/run"]) })
+			})
+			harness.Says(t, err, "CRIU said: ", "it is not the container's alone")
+			if now := mounted("/proc/self/mountinfo"); now != before {
+				t.Errorf("mounted was\n%s\nand is\n%s", before, now)
+			}
+		})
+	}
+}
