@@ -115,9 +115,8 @@ func TestSandboxMounts(t *testing.T) {
 		cmd := exec.Command(program, args...)
 		cmd.Env = []string{"LD_PRELOAD=" + preload}
 		out, err := cmd.Output()
-		var exit *exec.ExitError
 		said := ""
-		if errors.As(err, &exit) {
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			said = string(exit.Stderr)
 		}
 		return strings.Split(strings.TrimSuffix(string(out), "\n"), "\n"), said, err
