@@ -99,6 +99,10 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 	queue := make(chan imagetest.Change)
 	for _, g := range places {
 		wg.Go(func() {
+			defer func() { // a test that has failed is not waited for
+				for range queue {
+				}
+			}()
 			for change := range queue {
 				g = s.Restore(t, g, change)
 			}

@@ -6,6 +6,7 @@ package trials
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -26,11 +27,7 @@ type world struct {
 func (w *world) look() map[string]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen := make(map[string]string)
-	for name, value := range w.is {
-		seen[name] = value
-	}
-	return seen
+	return maps.Clone(w.is)
 }
 
 // place is one of the world's.
