@@ -274,6 +274,7 @@ func TestNoHost(t *testing.T) {
 // A file system that the host has too is not mounted, whatever an image says: its flags would be the
 // host's. These mounts have the flags that the host's has, so that nothing is lost if they come through.
 func TestHostsFileSystems(t *testing.T) {
+	shared.Configured(t, harness.AnyCheckpoint) // and the usual patience: what CRIU says counts
 	before := mounted("/proc/self/mountinfo")
 	for name, hostile := range map[string]func(m *mnt.MntEntry){
 		"devtmpfs": func(m *mnt.MntEntry) { m.Fstype = proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)) },
