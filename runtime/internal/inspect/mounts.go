@@ -12,6 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
@@ -160,8 +161,8 @@ func isBind(s specs.Mount) bool {
 
 // flagsOf returns the options of a spec's mount that must hold.
 func flagsOf(s specs.Mount, writable bool) (flags []string) {
-	for _, f := range []string{"ro", "nosuid", "nodev", "noexec"} {
-		if slices.Contains(s.Options, f) && (f != "ro" || !writable) {
+	for _, f := range bundle.Bars(s) {
+		if f != "ro" || !writable {
 			flags = append(flags, f)
 		}
 	}
