@@ -174,7 +174,7 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 	if !e.known {
 		switch {
 		case !admin && c.CRIU == 0 && c.cameWith(m) != "":
-			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): mount that with bind, or name %[2]s in the spec as well", c.cameWith(m), m.point)
+			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): unmount it, mount %[1]s with bind, or mount %[2]s by the spec as well (in a pod, by a volume of its own)", c.cameWith(m), m.point)
 		case !admin && c.CRIU == 0:
 			return fmt.Errorf("it is not in the spec (type %s): a symbolic link that leads to one of the spec's mounts was changed, or somebody has mounted it from outside; undo that", m.kind)
 		case !admin:
