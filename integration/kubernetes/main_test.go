@@ -29,6 +29,10 @@ var (
 var places = map[string]*harness.Covered{"/etc": nil, "/usr/local": nil, "/var/lib": nil}
 
 func TestMain(m *testing.M) {
+	if os.Getenv(envServes) != "" {
+		fmt.Fprintln(os.Stderr, serve(os.Args[1:]))
+		os.Exit(1)
+	}
 	err := harness.InOwnNetwork()
 	for dir := range places {
 		if err == nil {
