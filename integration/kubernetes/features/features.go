@@ -63,24 +63,32 @@ var All = []Feature{
 	{Pod: Seccomp, After: "the same"},
 	{Pod: Resources, After: "the new pod's"},
 	{Pod: Sysctls, After: "the new pod's"},
-	{Pod: SharedPIDs, After: "works; process ids must be free"},
-	{Pod: HostsOwn, After: "works; first end the old pod, whose ports and process ids it takes"},
+	{Pod: SharedPIDs, After: "works, while its process ids are free"},
+	{Pod: HostsOwn, After: "works, when the old pod has ended"},
 	{Pod: Terminal, After: "work"},
 	{Pod: Names, After: "the new pod's"},
 	{Pod: Debug, After: "gone"},
 	{Pod: UserNamespace, Refused: "hostUsers: false", After: "leave it out"},
 }
 
-// Table returns the table as the document has it.
+// Table returns the table as the document has it: what becomes the same is one row.
 func Table() string {
-	var b strings.Builder
-	b.WriteString("| in the pod | after the restore |\n|---|---|\n")
+	var rows []string
+	of := make(map[string][]string)
 	for _, f := range All {
 		after := f.After
 		if f.Refused != "" {
 			after = "refused, and it runs on: " + after
 		}
-		fmt.Fprintf(&b, "| %s | %s |\n", f.Pod, after)
+		if of[after] == nil {
+			rows = append(rows, after)
+		}
+		of[after] = append(of[after], f.Pod)
+	}
+	var b strings.Builder
+	b.WriteString("| in the pod | after the restore |\n|---|---|\n")
+	for _, after := range rows {
+		fmt.Fprintf(&b, "| %s | %s |\n", strings.Join(of[after], "; "), after)
 	}
 	return b.String()
 }
