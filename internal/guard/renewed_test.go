@@ -52,7 +52,7 @@ func TestRenewed(t *testing.T) {
 	}
 	name := "/run/config/" + was + "/key"
 	open := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Name: &name, Size: proto.Uint64(3), BuildId: []uint32{1}}}
-	watch := &fdinfo.FileEntry{Ify: &fsnotify.InotifyFileEntry{Wd: []*fsnotify.InotifyWdEntry{{FHandle: &fh.FhEntry{Path: proto.String(name)}}}}}
+	watch := &fdinfo.FileEntry{Ify: &fsnotify.InotifyFileEntry{Wd: []*fsnotify.InotifyWdEntry{{FHandle: &fh.FhEntry{Path: new(name)}}}}}
 	if err := errors.Join(r.file(open), r.file(watch)); err != nil {
 		t.Fatal(err)
 	}
