@@ -254,6 +254,9 @@ type looked struct {
 func (p *podsTest) look(t *testing.T, c *podCase, restored bool) *looked {
 	t.Helper()
 	pod, err := p.n.WaitReady(t.Context(), c.podName(restored))
+	for try := 1; err != nil && try < 5; try++ { // all start at once
+		pod, err = p.n.WaitReady(t.Context(), c.podName(restored))
+	}
 	if err != nil {
 		t.Fatalf("%v\n%s\n%s", err, p.n.KubeletLog(2000), p.n.LogTail(4000))
 	}
@@ -634,9 +637,9 @@ func (p *podsTest) together() *podCase {
 			"volumeMounts":    work,
 			"securityContext": object{"capabilities": object{"add": list("SYS_PTRACE", "NET_ADMIN"), "drop": list("MKNOD")}},
 			"lifecycle":       object{"postStart": writes("/work/started"), "preStop": writes("/host/stopped")},
-			"startupProbe":    object{"periodSeconds": 1, "failureThreshold": 60, "tcpSocket": object{"port": httpPort}},
-			"readinessProbe":  object{"periodSeconds": 1, "httpGet": object{"port": httpPort, "path": "/healthz"}},
-			"livenessProbe":   object{"periodSeconds": 1, "timeoutSeconds": 10, "grpc": object{"port": grpcPort}},
+			"startupProbe":    object{"periodSeconds": 1, "timeoutSeconds": 30, "failureThreshold": 100, "tcpSocket": object{"port": httpPort}},
+			"readinessProbe":  object{"periodSeconds": 1, "timeoutSeconds": 30, "httpGet": object{"port": httpPort, "path": "/healthz"}},
+			"livenessProbe":   object{"periodSeconds": 1, "timeoutSeconds": 30, "grpc": object{"port": grpcPort}},
 		},
 		check: func(k *looked) {
 			k.asks("read /work/init", "ran")
@@ -779,7 +782,7 @@ func (p *podsTest) users() *podCase {
 func (p *podsTest) debugged() *podCase {
 	return &podCase{
 		name: "debugged", shows: []string{features.Debug, features.Probes},
-		main: object{"livenessProbe": object{"periodSeconds": 1, "exec": object{"command": list("gpuwork", "exit", "0")}}},
+		main: object{"livenessProbe": object{"periodSeconds": 1, "timeoutSeconds": 30, "exec": object{"command": list("gpuwork", "exit", "0")}}},
 		check: func(k *looked) {
 			const state = "jsonpath={.status.ephemeralContainerStatuses[*].state.running}"
 			if k.restored {
