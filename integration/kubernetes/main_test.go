@@ -30,8 +30,11 @@ var places = map[string]*harness.Covered{"/etc": nil, "/usr/local": nil, "/var/l
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envServes) != "" {
-		fmt.Fprintln(os.Stderr, serve(os.Args[1:]))
-		os.Exit(1)
+		if err := serve(os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	err := harness.InOwnNetwork()
 	for dir := range places {

@@ -71,8 +71,12 @@ func serve(args []string) error {
 		}
 		copy(s.huge, "huge")
 	}
-	ended := make(chan error, 3)
 	at := func(p int) string { return ":" + strconv.Itoa(p) }
+	questions, err := net.ListenPacket("udp4", at(*port)) // before probes are answered
+	if err != nil {
+		return err
+	}
+	ended := make(chan error, 3)
 	go func() {
 		http.HandleFunc("/healthz", func(http.ResponseWriter, *http.Request) {})
 		ended <- http.ListenAndServe(at(*port+1), nil)
@@ -86,7 +90,7 @@ func serve(args []string) error {
 		}
 		ended <- err
 	}()
-	go func() { ended <- s.answer(at(*port)) }()
+	go func() { ended <- s.answer(questions) }()
 	return <-ended
 }
 
@@ -116,11 +120,7 @@ func (s *server) watch(names string) error {
 }
 
 // answer answers questions, a packet each.
-func (s *server) answer(address string) error {
-	l, err := net.ListenPacket("udp4", address)
-	if err != nil {
-		return err
-	}
+func (s *server) answer(l net.PacketConn) error {
 	for buf := make([]byte, 4096); ; {
 		n, from, err := l.ReadFrom(buf)
 		if err != nil {

@@ -5,6 +5,7 @@ package kubernetes
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -93,7 +94,7 @@ const (
 )
 
 func testPods(t *testing.T, n *node.Node) {
-	p := &podsTest{n, filepath.Join(n.Dir(), "pods")}
+	p := &podsTest{n, filepath.Join(n.Dir(), "pod-volumes")}
 	p.importServer(t)
 	if err := os.MkdirAll(p.dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -157,7 +158,7 @@ func (p *podsTest) importServer(t *testing.T) {
 	}
 	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{
 		Files:      map[string]string{"/usr/bin/server": self, "/usr/bin/gpuwork": gpuwork},
-		Entrypoint: []string{"server"}, Env: []string{envServes + "=1"},
+		Entrypoint: []string{"server"}, Env: []string{envServes + "=1", "GODEBUG=multipathtcp=0"}, // limits.md, Programs
 	})
 	if err == nil {
 		err = p.n.Import(t.Context(), serverImage, image)
@@ -187,9 +188,10 @@ func (p *podsTest) make(t *testing.T, cases []*podCase, restored bool) {
 	t.Helper()
 	var b bytes.Buffer
 	for _, c := range cases {
-		main := map[string]any{"name": "main", "image": serverImage, "imagePullPolicy": "Never", "args": c.args}
-		if c.image != "" {
-			main["image"] = c.image
+		main := map[string]any{"name": "main", "image": c.image, "imagePullPolicy": "Never", "args": c.args}
+		if c.image == "" { // a question before the server listens is lost when the kernel has refused some
+			main["image"] = serverImage
+			main["readinessProbe"] = object{"periodSeconds": 1, "timeoutSeconds": 30, "httpGet": object{"port": cmp.Or(c.port, counterPort) + 1, "path": "/healthz"}}
 		}
 		meta := map[string]any{"name": c.podName(restored), "labels": map[string]string{"test": "pods"}}
 		if restored {
@@ -272,7 +274,8 @@ func (k *looked) ask(question string) string {
 	}
 	answer, err := harness.Ask(k.Context(), net.JoinHostPort(k.pod.Status.PodIP, strconv.Itoa(port)), question)
 	if err != nil {
-		k.Fatal(err)
+		said, _ := k.n.Kubectl(k.Context(), "logs", k.pod.Metadata.Name)
+		k.Fatalf("%v\nit wrote: %s", err, said)
 	}
 	return answer
 }
@@ -680,9 +683,17 @@ func (p *podsTest) together() *podCase {
 func (p *podsTest) hosts(t *testing.T) *podCase {
 	t.Helper()
 	port, err := harness.FreePorts(3)
+	if err == nil { // what else runs on this machine mounts below its own
+		err = unix.Mount("node", "/dev/shm", "tmpfs", 0, "mode=1777")
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := unix.Unmount("/dev/shm", unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 	return &podCase{
 		name: "host", shows: []string{features.HostsOwn}, port: port, args: []string{"--port", strconv.Itoa(port)},
 		pod: object{"hostNetwork": true, "hostPID": true, "hostIPC": true},
@@ -732,7 +743,7 @@ func (p *podsTest) later(t *testing.T) *podCase {
 	}
 }
 
-// below does what the refusal of such a mount says.
+// below has a volume where something came with another.
 func (p *podsTest) below(t *testing.T) *podCase {
 	t.Helper()
 	dir := p.sharedDir(t, "below")
@@ -742,8 +753,9 @@ func (p *podsTest) below(t *testing.T) *podCase {
 		pod: object{"volumes": list(
 			volume("host", "hostPath", object{"path": dir}), volume("in", "hostPath", object{"path": filepath.Join(dir, "m")}),
 		)},
-		main:  object{"volumeMounts": list(mount("host", "/var/lib/data"), mount("in", "/var/lib/data/m"))},
-		check: func(k *looked) { k.asks("read /var/lib/data/m/file", "below") },
+		main:    object{"volumeMounts": list(mount("host", "/var/lib/data"), mount("in", "/var/lib/data/m"))},
+		check:   func(k *looked) { k.asks("read /var/lib/data/m/file", "below") },
+		refused: "something came with the mount /var/lib/data there",
 	}
 }
 

@@ -55,7 +55,7 @@ var All = []Feature{
 	{Pod: Node, After: "the node's"},
 	{Pod: ReadOnly, After: "read-only"},
 	{Pod: Propagation, After: "works"},
-	{Pod: Below, Refused: "it came with the mount", After: "make it a volume of its own, or unmount it"},
+	{Pod: Below, Refused: "it came with the mount", After: "unmount it"},
 	{Pod: InitContainer, After: "run again"},
 	{Pod: Probes, After: "work"},
 	{Pod: Users, After: "the same"},

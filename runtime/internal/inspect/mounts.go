@@ -43,6 +43,9 @@ func (c *checker) mounts() error {
 	}
 	fresh := make(map[string]bool) // file systems that the spec has made for the container
 	for i, m := range mounts {
+		if twice := slices.ContainsFunc(mounts[:i], func(o mount) bool { return o.point == m.point }); c.CRIU == 0 && twice && c.cameWith(m) != "" {
+			return fmt.Errorf("mount %s of the container: something came with the mount %s there, which takes along what is mounted below its source (rbind), and CRIU does not restore both: unmount it", m.point, c.cameWith(m))
+		}
 		if c.CRIU == 0 && expected[i].known {
 			continue // a restore makes it anew, or has compared it in the images
 		}
@@ -174,7 +177,7 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 	if !e.known {
 		switch {
 		case !admin && c.CRIU == 0 && c.cameWith(m) != "":
-			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): unmount it, mount %[1]s with bind, or mount %[2]s by the spec as well (in a pod, by a volume of its own)", c.cameWith(m), m.point)
+			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): unmount it, or mount %[1]s with bind", c.cameWith(m))
 		case !admin && c.CRIU == 0:
 			return fmt.Errorf("it is not in the spec (type %s): a symbolic link that leads to one of the spec's mounts was changed, or somebody has mounted it from outside; undo that", m.kind)
 		case !admin:
