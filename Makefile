@@ -124,7 +124,7 @@ setup-kubernetes: compiler
 # Part of `make test`.
 .PHONY: test-kubernetes
 test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests with a kubelet, crictl and nerdctl.
-	$(TEST_ENV) GPUCKPT_TEST_RESTARTS=all go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
+	$(TEST_ENV) GPUCKPT_TEST_RESTARTS=all GPUCKPT_TEST_PODS=all go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
 # An older containerd in place of the pinned one: CONTAINERD=2.2 or 2.3. `make test` tries pods with each.
 CONTAINERD ?= 2.2

@@ -79,7 +79,7 @@ var Sessions = []Session{
 	{Document: "clients.md", Sections: []string{"nerdctl"}},
 	{Document: "configuration.md", Sections: []string{"Annotations of a container"}},
 	{Document: "operate.md", Sections: []string{
-		"Check a node", "For schedulers", "See the GPU containers", "What was done, and how long it took", "A container is stuck", "A client was killed between its pause and its resume",
+		"Check a node", "For schedulers", "What was done, and how long it took", "A container is stuck", "A client was killed between its pause and its resume",
 	}},
 	{Document: "cli.md", Sections: []string{"Recover after a crash"}},
 	{Document: "security.md", Sections: []string{"Signatures"}},

@@ -53,8 +53,8 @@ func BuildImage(ctx context.Context, spec ImageSpec) (v1.Image, error) {
 		"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin",
 		"var/run": "/run", "var/lock": "/run/lock", "etc/mtab": "../proc/self/mounts",
 	})
-	t.text["etc/passwd"] = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
-	t.text["etc/group"] = "root:x:0:\nnogroup:x:65534:\n"
+	t.text["etc/passwd"] = "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\napp:x:1000:1000::/home/app:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n"
+	t.text["etc/group"] = "root:x:0:\nwww-data:x:33:\napp:x:1000:\nmodels:x:4000:app\nnogroup:x:65534:\n"
 	t.text["etc/hosts"] = "127.0.0.1 localhost\n"
 	t.text["etc/resolv.conf"] = ""
 	for name, file := range spec.Files {

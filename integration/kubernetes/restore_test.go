@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
@@ -181,7 +180,7 @@ func testRestore(t *testing.T, hostNetwork bool) {
 		}
 	})
 	t.Run("checkpoint again", func(t *testing.T) {
-		archive, err := checkpointBetweenProbes(t, pod)
+		archive, err := betweenProbes(t, shared(t), pod, "counter")
 		if err != nil {
 			t.Fatalf("%v\n%s", err, shared(t).LogTail(3000))
 		}
@@ -209,20 +208,6 @@ func testRestore(t *testing.T, hostNetwork bool) {
 			t.Errorf("process %d is still there", pid)
 		}
 	})
-}
-
-// checkpointBetweenProbes tries again while a probe's program is in the container:
-// it would be missing from the checkpoint.
-func checkpointBetweenProbes(t *testing.T, pod node.Pod) (archive string, err error) {
-	t.Helper()
-	for range 10 {
-		archive, err = shared(t).Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
-		if err == nil || !strings.Contains(err.Error(), "exec'd") {
-			return archive, err
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return archive, err
 }
 
 // current is the pod as the kubelet has it now.

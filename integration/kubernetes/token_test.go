@@ -10,22 +10,28 @@ import (
 	"testing"
 )
 
-// subjectOf is who a service account's token is for (RFC 7519), unverified.
-func subjectOf(t *testing.T, token string) string {
+// claims returns what a service account's token says (RFC 7519), unverified.
+func claims(t *testing.T, token string) (text []byte) {
 	t.Helper()
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
 		t.Fatalf("%q is no token", token)
 	}
-	data, err := base64.RawURLEncoding.DecodeString(parts[1])
+	text, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil {
 		t.Fatal(err)
 	}
-	var claims struct {
+	return text
+}
+
+// subjectOf is who a token is for.
+func subjectOf(t *testing.T, token string) string {
+	t.Helper()
+	var said struct {
 		Subject string `json:"sub"`
 	}
-	if err := json.Unmarshal(data, &claims); err != nil {
+	if err := json.Unmarshal(claims(t, token), &said); err != nil {
 		t.Fatal(err)
 	}
-	return claims.Subject
+	return said.Subject
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
@@ -169,7 +170,7 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			if !filepath.IsAbs(source) { // as runc takes it
 				source = filepath.Join(filepath.Dir(dir), source)
 			}
-			sees = append(sees, visible{filepath.Clean(source), slices.Contains(m.Options, "ro")})
+			sees = append(sees, visible{filepath.Clean(source), slices.Contains(bundle.Bars(m), "ro")})
 		}
 	}
 	if slices.ContainsFunc(sees, func(v visible) bool { return v.path == "/" }) {

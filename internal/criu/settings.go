@@ -44,7 +44,8 @@ type Settings struct {
 	// ReadsNoFile has CRIU open no file of the container's while it dumps, for the build ID that a
 	// restore would compare: this breaks a lease. A restore compares the sizes in any case.
 	ReadsNoFile bool
-	// Watched are names of files that a program watches and CRIU does not find by itself.
+	// Watched are names of files that a program watches and CRIU does not find by itself. Without, it takes what
+	// the kernel opens by its handle, which is another file in another container.
 	Watched []string
 	// GhostLimit is the size up to which CRIU dumps a file that is open and has no name any more,
 	// in bytes; 0 leaves it to CRIU, which takes 1 MiB.
@@ -107,6 +108,9 @@ func (s Settings) Write(ctx context.Context, r Runner) error {
 			return fmt.Errorf("CRIU option: %w: %w", err, errdefs.ErrInvalidArgument)
 		}
 		text += lines
+	}
+	if len(s.Watched) > 0 {
+		text += "force-irmap\n"
 	}
 	for _, name := range s.Watched {
 		lines, err := config.CRIULines("irmap-scan-path", name)

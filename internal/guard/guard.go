@@ -144,6 +144,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	if err != nil {
 		return nil, err
 	}
+	renewed := &renewals{spec: file.Spec, rootfs: rootfs}
 	dumped.Parts = c.Memory.Parts
 	c.Images, err = dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
@@ -152,6 +153,10 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 		fit.Edit(e.Message)
 		if f, ok := e.Message.(*fdinfo.FileEntry); ok && gone[f.GetReg().GetId()] != "" {
 			f.Reg.Name = new(gone[f.GetReg().GetId()])
+		} else if ok {
+			if err := renewed.file(f); err != nil {
+				return err
+			}
 		}
 		return c.Memory.Edit(e)
 	})

@@ -24,6 +24,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/netdev"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/pidns"
 	pipedata "github.com/checkpoint-restore/go-criu/v8/crit/images/pipe-data"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	remapfilepath "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
@@ -111,6 +112,7 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{Magic: "USERNS", name: numbered("userns"), entry: always[userns.UsernsEntry], single: true},
 		{Magic: "UTSNS", name: numbered("utsns"), entry: always[utsns.UtsnsEntry], single: true},
 		{Magic: "TIMENS", name: numbered("timens"), entry: always[timens.TimensEntry], single: true},
+		{Magic: "PIDNS", name: numbered("pidns"), entry: always[pidns.PidnsEntry], single: true}, // of a pod's
 		{Magic: "NETNS", name: numbered("netns"), entry: always[netdev.NetnsEntry], single: true},
 		{Magic: "IPC_VAR", name: numbered("ipcns-var"), entry: always[ipcvar.IpcVarEntry], single: true},
 		{Magic: "IPCNS_SHM", name: numbered("ipcns-shm"), entry: always[ipcshm.IpcShmEntry]},

@@ -163,6 +163,51 @@ static bool is_told(int process, const char *path)
 	return sscanf(name, "/proc/%d", &pid) == 1 && pid == getpid() && is_hidden(epoll, 0);
 }
 
+// read_limit reads a limit of a process where the kernel writes them, in the order of their numbers.
+static int read_limit(pid_t pid, unsigned resource, uint64_t limit[2])
+{
+	enum { NAME = 26 }; // columns
+	char line[128] = "", words[2][24];
+
+	snprintf(line, sizeof(line), "/proc/%d/limits", pid);
+	FILE *f = fopen(line, "re");
+	if (!f)
+		return -1;
+	for (unsigned n = 0; n <= resource + 1; n++) // the first line is a head
+		if (!fgets(line, sizeof(line), f))
+			line[0] = 0;
+	fclose(f);
+	if (strlen(line) < NAME || sscanf(line + NAME, "%23s %23s", words[0], words[1]) != 2) {
+		errno = EIO;
+		return -1;
+	}
+	for (int i = 0; i < 2; i++)
+		limit[i] = strcmp(words[i], "unlimited") ? strtoull(words[i], NULL, 10) : UINT64_MAX;
+	return 0;
+}
+
+#ifdef __x86_64__
+// CRIU calls prlimit64 by its number.
+EXPORTED long syscall(long number, ...)
+{
+	va_list list;
+	long a[6], result;
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(list, long);
+	va_end(list);
+	register long a3 __asm__("r10") = a[3], a4 __asm__("r8") = a[4], a5 __asm__("r9") = a[5];
+	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(a3), "r"(a4), "r"(a5) : "rcx", "r11", "memory");
+	if (result == -EPERM && number == SYS_prlimit64 && !a[2] && a[3])
+		return read_limit((pid_t)a[0], (unsigned)a[1], (uint64_t *)a[3]);
+	if (result < 0 && result >= -4095) {
+		errno = (int)-result;
+		return -1;
+	}
+	return result;
+}
+#endif
+
 EXPORTED int openat64(int dir, const char *path, int flags, ...)
 {
 	va_list list;

@@ -221,8 +221,18 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		"a mount of its own": {dump: func(d *criu.Dump) {
 			d.Mounts = append(d.Mounts, &mnt.MntEntry{Mountpoint: new("/x"), Fstype: proto.Uint32(uint32(mnt.Fstype_DEVTMPFS)), MntId: proto.Uint32(9), ParentMntId: proto.Uint32(1)})
 		}, says: "mount /x (type DEVTMPFS) is not in the spec"},
-		"another type":     {dump: func(d *criu.Dump) { *mount(d, "/proc").Fstype = uint32(mnt.Fstype_SYSFS) }, says: "mount /proc is of the type SYSFS"},
-		"writable":         {dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro"},
+		"another type": {dump: func(d *criu.Dump) { *mount(d, "/proc").Fstype = uint32(mnt.Fstype_SYSFS) }, says: "mount /proc is of the type SYSFS"},
+		"writable":     {dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro"},
+		"recursively": {
+			spec: func(s *specs.Spec) {
+				for i, m := range s.Mounts {
+					if m.Destination == "/data" {
+						s.Mounts[i].Options = []string{"rbind", "rro"} // recursiveReadOnly of Kubernetes
+					}
+				}
+			},
+			dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro",
+		},
 		"by another's key": {dump: func(d *criu.Dump) { *mount(d, "/scratch").ExtKey = "/data" }, says: "mount /scratch is what the spec has at /data"},
 		"not masked":       {dump: func(d *criu.Dump) { d.Mounts = append(d.Mounts[:2], d.Mounts[3:]...) }, says: "/proc/interrupts is neither masked"},
 		"masked by itself": {dump: func(d *criu.Dump) { m := mount(d, "/proc/interrupts"); m.ExtKey = nil; *m.Fstype = 1 }, says: "mount /proc/interrupts neither masks"},

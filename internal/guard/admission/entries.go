@@ -367,7 +367,7 @@ func (e *Entries) inotify(f *fsnotify.InotifyFileEntry) error {
 		case len(h.GetHandle()) > maxHandle || int(h.GetBytes()) > 8*len(h.GetHandle()):
 			return fmt.Errorf("a handle has %d words and %d bytes", len(h.GetHandle()), h.GetBytes())
 		case h.Path == nil && !e.has(unix.CAP_DAC_READ_SEARCH):
-			return errors.New("a watch is by handle, and the spec has no CAP_DAC_READ_SEARCH: watch a directory of a tmpfs, or none")
+			return errors.New("a watch is by handle (inotify), since its file has no name in the container, and the spec has no CAP_DAC_READ_SEARCH: have the program end the watch before the checkpoint")
 		case leadsOut(h.GetPath()):
 			return fmt.Errorf("a watch is of %q", h.GetPath())
 		case h.MntId != nil && e.mounts[h.GetMntId()] == nil:

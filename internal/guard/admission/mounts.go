@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cdi"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // checkCgroups refuses what would lead out of the container's cgroup. CRIU puts each
@@ -201,15 +202,13 @@ func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 	if cdi.IsNode(at) {
 		return nil // a device's mount says nothing of who may use it: the cgroup's rules do
 	}
-	for _, o := range []struct {
-		name string
-		flag uint32
-	}{{"ro", unix.MS_RDONLY}, {"nosuid", unix.MS_NOSUID}, {"nodev", unix.MS_NODEV}, {"noexec", unix.MS_NOEXEC}} {
-		if o.flag == unix.MS_RDONLY && kind == mnt.Fstype_TMPFS && strings.HasPrefix(spec.Type, "cgroup") {
+	flags := map[string]uint32{"ro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV, "noexec": unix.MS_NOEXEC}
+	for _, bar := range bundle.Bars(*spec) {
+		if bar == "ro" && kind == mnt.Fstype_TMPFS && strings.HasPrefix(spec.Type, "cgroup") {
 			continue // what runc mounts the hierarchies of version 1 in is never read-only
 		}
-		if slices.Contains(spec.Options, o.name) && m.GetFlags()&o.flag == 0 { // CRIU gives a mount no other
-			return fmt.Errorf("mount %s is not %s, as the spec has it", at, o.name)
+		if m.GetFlags()&flags[bar] == 0 { // CRIU gives a mount no other
+			return fmt.Errorf("mount %s is not %s, as the spec has it", at, bar)
 		}
 	}
 	return nil

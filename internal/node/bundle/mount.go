@@ -5,6 +5,7 @@ package bundle
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -31,4 +32,15 @@ func ParseMount(s string) (m specs.Mount, _ error) {
 		return m, fmt.Errorf("mount %q has no dst=", s)
 	}
 	return m, nil
+}
+
+// Bars returns what a mount's options bar: of ro, nosuid, nodev and noexec those that it has. Some, such as rro,
+// are for what is mounted below it, too.
+func Bars(m specs.Mount) (bars []string) {
+	for _, option := range []string{"ro", "nosuid", "nodev", "noexec"} {
+		if slices.Contains(m.Options, option) || slices.Contains(m.Options, "r"+option) {
+			bars = append(bars, option)
+		}
+	}
+	return bars
 }

@@ -21,3 +21,10 @@ func TestParseMount(t *testing.T) {
 		}
 	}
 }
+
+func TestBars(t *testing.T) {
+	got := Bars(specs.Mount{Options: []string{"rbind", "rprivate", "rro", "noexec", "rnodev", "norelatime"}})
+	if want := []string{"ro", "nodev", "noexec"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

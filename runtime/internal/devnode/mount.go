@@ -7,11 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // openFromRoot opens a directory by its path from the thread's root.
@@ -32,12 +33,11 @@ type tree struct {
 
 // flagsOf returns the options of a mount of the spec that bar something (mount_setattr(2)).
 func flagsOf(m specs.Mount) (flags uint64) {
-	for option, flag := range map[string]uint64{
+	attributes := map[string]uint64{
 		"ro": unix.MOUNT_ATTR_RDONLY, "nosuid": unix.MOUNT_ATTR_NOSUID, "nodev": unix.MOUNT_ATTR_NODEV, "noexec": unix.MOUNT_ATTR_NOEXEC,
-	} {
-		if slices.Contains(m.Options, option) {
-			flags |= flag
-		}
+	}
+	for _, option := range bundle.Bars(m) {
+		flags |= attributes[option]
 	}
 	return flags
 }

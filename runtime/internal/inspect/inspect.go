@@ -19,6 +19,7 @@ package inspect
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -267,6 +268,8 @@ func (c *checker) namespaces(p *process) error {
 			continue // a kernel without such namespaces
 		}
 		switch given := c.System.Namespace(kind, path); {
+		case c.CRIU == 0 && wanted && path != "" && kind == "user" && given != host:
+			return errors.New("it is in the user namespace of its pod, and CRIU makes a new one: run the pod without hostUsers: false")
 		case wanted && path != "" && given != host:
 			if p == c.first && is != given {
 				return fmt.Errorf("it is in the %s namespace %s, and the spec's is %s", kind, is, given)

@@ -409,6 +409,20 @@ func TestBeforeTheDump(t *testing.T) {
 	}
 }
 
+// CRIU makes a user namespace, and enters none that is there.
+func TestUsersOfAPod(t *testing.T) {
+	f, spec := newFake(t), restricted()
+	f.link("pod", "user:[77]")
+	for _, pid := range []string{"100", "101"} {
+		f.link(pid+"/ns/user", "user:[77]")
+	}
+	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: filepath.Join(f.dir, "pod")})
+	err := Check(Container{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}}, f.system())
+	if err == nil || !strings.Contains(err.Error(), "run the pod without hostUsers: false") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // What the kernel really says of a process is understood.
 func TestKernel(t *testing.T) {
 	if os.Getuid() != 0 {

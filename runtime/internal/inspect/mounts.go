@@ -12,6 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
@@ -42,6 +43,9 @@ func (c *checker) mounts() error {
 	}
 	fresh := make(map[string]bool) // file systems that the spec has made for the container
 	for i, m := range mounts {
+		if twice := slices.ContainsFunc(mounts[:i], func(o mount) bool { return o.point == m.point }); c.CRIU == 0 && twice && c.cameWith(m) != "" {
+			return fmt.Errorf("mount %s of the container: something came with the mount %s there, which takes along what is mounted below its source (rbind), and CRIU does not restore both: unmount it", m.point, c.cameWith(m))
+		}
 		if c.CRIU == 0 && expected[i].known {
 			continue // a restore makes it anew, or has compared it in the images
 		}
@@ -160,8 +164,8 @@ func isBind(s specs.Mount) bool {
 
 // flagsOf returns the options of a spec's mount that must hold.
 func flagsOf(s specs.Mount, writable bool) (flags []string) {
-	for _, f := range []string{"ro", "nosuid", "nodev", "noexec"} {
-		if slices.Contains(s.Options, f) && (f != "ro" || !writable) {
+	for _, f := range bundle.Bars(s) {
+		if f != "ro" || !writable {
 			flags = append(flags, f)
 		}
 	}
@@ -173,7 +177,7 @@ func (c *checker) mount(m mount, e expectation, granted map[string]bool) error {
 	if !e.known {
 		switch {
 		case !admin && c.CRIU == 0 && c.cameWith(m) != "":
-			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): mount that with bind, or name %[2]s in the spec as well", c.cameWith(m), m.point)
+			return fmt.Errorf("it came with the mount %s, which takes along what is mounted below its source (rbind): unmount it, or mount %[1]s with bind", c.cameWith(m))
 		case !admin && c.CRIU == 0:
 			return fmt.Errorf("it is not in the spec (type %s): a symbolic link that leads to one of the spec's mounts was changed, or somebody has mounted it from outside; undo that", m.kind)
 		case !admin:

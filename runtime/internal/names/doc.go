@@ -8,8 +8,9 @@
 //     machine's disk would lead to the file, and only until then. Removed has the dump open the file by
 //     its other name.
 //
-//   - A file or directory of an overlay that a program watches (inotify): the kernel opens no file of an
-//     overlay by its handle. Watched returns names that CRIU then looks at (irmap-scan-path).
+//   - A file or directory that a program watches (inotify): the kernel opens no file of an overlay by its
+//     handle, and in another container a volume's files have other handles. Watched returns names that CRIU
+//     then looks at (irmap-scan-path).
 //
 //   - A Unix socket that was renamed after it was bound: the kernel tells CRIU the old name. Sockets has
 //     the dump bind it to the new one.
@@ -26,6 +27,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,13 +38,24 @@ type inode struct{ device, number uint64 }
 func inodeOf(st *unix.Stat_t) inode { return inode{st.Dev, st.Ino} }
 
 // find returns a name, as a process sees it, of each wanted file that is in the file system mounted
-// at a place that the process sees. It looks below other mounts of the same file system, too.
-func find(ctx context.Context, pid int, place string, wanted map[inode]bool) (map[inode]string, error) {
+// at a place that the process sees, at most so many directories deep. It looks below other mounts of the
+// same file system, too.
+func find(ctx context.Context, pid int, place string, wanted map[inode]bool, depth int) (map[inode]string, error) {
 	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d/root", pid))
 	if err != nil {
 		return nil, err
 	}
 	defer root.Close()
+	w := walk{ctx: ctx, wanted: wanted, found: make(map[inode]string)}
+	is, err := root.Lstat(path.Join(".", place))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil // another mount covers it
+	}
+	if err == nil && !is.IsDir() { // a file that is mounted, or a socket
+		st := is.Sys().(*syscall.Stat_t)
+		w.see(inode{st.Dev, st.Ino}, place)
+		return w.found, nil
+	}
 	top, err := root.Open(path.Join(".", place))
 	if err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
@@ -52,9 +65,9 @@ func find(ctx context.Context, pid int, place string, wanted map[inode]bool) (ma
 	if err := unix.Fstat(int(top.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
-	w := walk{ctx: ctx, device: st.Dev, wanted: wanted, found: make(map[inode]string)}
-	w.see(&st, place)
-	if err := w.below(int(top.Fd()), place); err != nil {
+	w.device = st.Dev
+	w.see(inodeOf(&st), place)
+	if err := w.below(int(top.Fd()), place, depth); err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
 	return w.found, nil
@@ -68,8 +81,8 @@ type walk struct {
 }
 
 // see looks at a file in a directory, whose name is given.
-func (w *walk) see(st *unix.Stat_t, name ...string) {
-	if at := inodeOf(st); w.wanted[at] && w.found[at] == "" {
+func (w *walk) see(at inode, name ...string) {
+	if w.wanted[at] && w.found[at] == "" {
 		w.found[at] = path.Join(name...)
 	}
 }
@@ -79,7 +92,10 @@ func (w *walk) see(st *unix.Stat_t, name ...string) {
 const batchBytes = 1 << 10
 
 // below walks a directory.
-func (w *walk) below(dir int, name string) error {
+func (w *walk) below(dir int, name string, depth int) error {
+	if depth == 0 {
+		return nil
+	}
 	batch := make([]byte, batchBytes)
 	for {
 		if err := w.ctx.Err(); err != nil {
@@ -100,19 +116,19 @@ func (w *walk) below(dir int, name string) error {
 			if len(w.found) == len(w.wanted) {
 				return nil
 			}
-			if err := w.entry(dir, e, name); err != nil {
+			if err := w.entry(dir, e, name, depth); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-func (w *walk) entry(dir int, entry, above string) error {
+func (w *walk) entry(dir int, entry, above string, depth int) error {
 	var st unix.Stat_t
 	if unix.Fstatat(dir, entry, &st, unix.AT_SYMLINK_NOFOLLOW) != nil {
 		return nil // somebody else has removed it
 	}
-	w.see(&st, above, entry)
+	w.see(inodeOf(&st), above, entry)
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR || st.Dev != w.device || len(above)+1+len(entry) >= unix.PathMax {
 		return nil
 	}
@@ -121,5 +137,5 @@ func (w *walk) entry(dir int, entry, above string) error {
 		return nil
 	}
 	defer unix.Close(fd)
-	return w.below(fd, path.Join(above, entry))
+	return w.below(fd, path.Join(above, entry), depth-1)
 }

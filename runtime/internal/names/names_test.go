@@ -38,7 +38,7 @@ func TestFind(t *testing.T) {
 		}
 		return all
 	}
-	found, err := find(t.Context(), os.Getpid(), dir, wanted(dir, filepath.Join(dir, "a/b"), filepath.Join(dir, "a/b/file"), filepath.Join(outside, "file")))
+	found, err := find(t.Context(), os.Getpid(), dir, wanted(dir, filepath.Join(dir, "a/b"), filepath.Join(dir, "a/b/file"), filepath.Join(outside, "file")), unix.PathMax)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,9 +49,19 @@ func TestFind(t *testing.T) {
 	if len(names) != 3 || !names[dir] || !names[filepath.Join(dir, "a/b")] || !names[filepath.Join(dir, "a/b/file")] {
 		t.Errorf("found %v", names)
 	}
+	// A volume that is one file, and one of which only the uppermost directories are looked at.
+	for _, c := range []struct {
+		place       string
+		depth, want int
+	}{{filepath.Join(dir, "a/b/file"), 0, 1}, {dir, 0, 1}, {dir, 1, 1}, {dir, 2, 2}, {dir, 3, 3}, {filepath.Join(dir, "none"), 1, 0}} {
+		found, err := find(t.Context(), os.Getpid(), c.place, wanted(dir, filepath.Join(dir, "a/b"), filepath.Join(dir, "a/b/file")), c.depth)
+		if err != nil || len(found) != c.want {
+			t.Errorf("in %s, %d deep: found %v, %v", c.place, c.depth, found, err)
+		}
+	}
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := find(late, os.Getpid(), dir, wanted(filepath.Join(outside, "file"))); !errors.Is(err, context.Canceled) {
+	if _, err := find(late, os.Getpid(), dir, wanted(filepath.Join(outside, "file")), unix.PathMax); !errors.Is(err, context.Canceled) {
 		t.Errorf("given up: %v", err)
 	}
 }
@@ -128,7 +138,7 @@ func TestFindDeep(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	w := &watching{Context: t.Context()}
-	found, err := find(w, os.Getpid(), top, map[inode]bool{inodeOf(&st): true, {}: true})
+	found, err := find(w, os.Getpid(), top, map[inode]bool{inodeOf(&st): true, {}: true}, unix.PathMax)
 	if want := top + strings.Repeat("/d", 100) + "/last"; err != nil || found[inodeOf(&st)] != want {
 		t.Errorf("found %v, %v", found, err)
 	}

@@ -64,7 +64,7 @@ func Removed(ctx context.Context, dumped *image.Set, init int, pids func() ([]in
 	found := make(map[inode]string)
 	var failed error
 	for id, wanted := range places {
-		there, err := find(ctx, init, mounts[id], wanted)
+		there, err := find(ctx, init, mounts[id], wanted, unix.PathMax)
 		failed = errors.Join(failed, err)
 		maps.Copy(found, there)
 	}

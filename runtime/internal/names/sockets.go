@@ -142,7 +142,7 @@ func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 // linkedName returns another name of the file of a socket, near to the one by which it was bound.
 func linkedName(ctx context.Context, pid int, near string, at inode) (string, error) {
 	for _, place := range []string{near, "/"} {
-		found, err := find(ctx, pid, place, map[inode]bool{at: true})
+		found, err := find(ctx, pid, place, map[inode]bool{at: true}, unix.PathMax)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) || found[at] != "" {
 			return found[at], err
 		}

@@ -16,9 +16,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// Watched returns the names of what a container's processes watch on overlays, those that CRIU must look
-// at first before the others: CRIU looks for a file in all of a directory that it is told of. What has no
-// name is left to CRIU, which refuses it.
+// byName are file systems of which CRIU itself finds a watched file's name, or never does: the kernel's.
+var byName = []string{"tmpfs", "devtmpfs", "proc", "sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "securityfs", "debugfs", "tracefs"}
+
+// Watched returns the names of what a container's processes watch, those that CRIU must look at first before
+// the others: CRIU looks for a file in all of a directory that it is told of. What has no name is left to
+// CRIU, which refuses it.
 func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]string, error) {
 	wanted, err := watches(list)
 	if err != nil || len(wanted) == 0 {
@@ -29,25 +32,32 @@ func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]strin
 		return nil, err
 	}
 	defer f.Close()
-	overlays, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return m.FSType != "overlay" || wanted[unix.Mkdev(uint32(m.Major), uint32(m.Minor))] == nil, false
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return slices.Contains(byName, m.FSType) || wanted[unix.Mkdev(uint32(m.Major), uint32(m.Minor))] == nil, false
 	})
 	if err != nil {
 		return nil, err
 	}
 	var names []string
-	for _, m := range overlays {
-		// The same file system may be mounted twice.
-		found, err := find(ctx, init, m.Mountpoint, wanted[unix.Mkdev(uint32(m.Major), uint32(m.Minor))])
-		if err != nil {
-			return nil, err
-		}
-		for at, name := range found {
-			delete(wanted[at.device], at)
-			if name == "/" {
-				name = "/." // CRIU leaves out the first letter
+	// One file system may be mounted often, such as volumes. What is watched is mostly what is mounted, or lies
+	// little below: a large volume is not walked for it.
+	for _, depth := range []int{0, 2, unix.PathMax} {
+		for _, m := range mounts {
+			device := unix.Mkdev(uint32(m.Major), uint32(m.Minor))
+			if len(wanted[device]) == 0 {
+				continue
 			}
-			names = append(names, name)
+			found, err := find(ctx, init, m.Mountpoint, wanted[device], depth)
+			if err != nil {
+				return nil, err
+			}
+			for at, name := range found {
+				delete(wanted[device], at)
+				if name == "/" {
+					name = "/." // CRIU leaves out the first letter
+				}
+				names = append(names, name)
+			}
 		}
 	}
 	slices.SortFunc(names, func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") })

@@ -10,6 +10,8 @@
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again.
 //
+// Where root has no CAP_SYS_RESOURCE, CRIU is told the limits of another user's processes, too.
+//
 // Look finds them among processes that stand still. A library in CRIU (internal/criu/plugin, told.c) then
 // changes what the kernel answers. Nothing is changed in the processes.
 package told
@@ -26,6 +28,7 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
@@ -49,6 +52,7 @@ type Told struct {
 	inodes []string
 	timers []int // processes with such timers, as they count themselves
 
+	limits   bool // whether CRIU may not ask for the limits of another user's process
 	watched  []watch
 	compared int      // files with watches
 	hidden   []string // lines of files in /proc, "PID/FD/LINE"
@@ -64,7 +68,15 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := new(Told)
+	own, err := proc.StatusOf(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	effective, err := strconv.ParseUint(own.Field("CapEff"), 16, 64)
+	if err != nil {
+		return nil, fmt.Errorf("read the capabilities of the shim: %w", err)
+	}
+	t := &Told{limits: effective&(1<<unix.CAP_SYS_RESOURCE) == 0}
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
 		text, err := proc.Text(fmt.Sprintf("/proc/%d/timers", pid))
@@ -147,7 +159,7 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
-	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 {
+	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits {
 		return ctx, nil
 	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
