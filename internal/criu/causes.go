@@ -129,8 +129,6 @@ var causes = []cause{
 		"a program has a pidfd of a thread (PIDFD_THREAD), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't get 1:39 opt"},
 		"a program has the name of a Unix socket open (O_PATH), which CRIU cannot dump: close it before the checkpoint"},
-	{[]string{"Can't get rlimit", "Operation not permitted"},
-		"CRIU may not read the limits of a process of another user: give containerd CAP_SYS_RESOURCE"},
 	{[]string{"anon_inode:[perf_event]"},
 		"a program counts events of the processor or the kernel (perf_event_open), which CRIU cannot dump: end the profiler before the checkpoint"},
 	{[]string{"anon_inode:[userfaultfd]"},

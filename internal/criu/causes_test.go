@@ -54,7 +54,6 @@ func TestFirstCause(t *testing.T) {
 		{name: "namespace", log: "Error (criu/namespaces.c:460): Can't dump nested user namespace for 7\n", said: "Error", means: "a namespace of its own"},
 		{name: "no peer", log: "Error (criu/sk-unix.c:418): unix: Unix socket 17 without peer 18\n", said: "Error", means: "a program outside of the container"},
 		{name: "replaced file", log: "Error (criu/files-reg.c:1444): Unaccessible path opened 43:7, need 43:9\n", said: "Error", means: "replaced by another one"},
-		{name: "another user", log: "Error (criu/cr-dump.c:389): Can't get rlimit 0: Operation not permitted\n", said: "Error", means: "CAP_SYS_RESOURCE"},
 		{name: "a file of a kind", log: "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:[x])\n", said: "Error", means: "of a kind that CRIU cannot dump"},
 		{name: "terminal", log: "Error (criu/tty.c:1018): tty: Don't have tty to inherit session from, aborting\n", said: "Error", means: "--tty"},
 	} {

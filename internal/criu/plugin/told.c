@@ -13,6 +13,9 @@
 //
 // GPUCKPT_HIDDEN names watches of epolls, as PID/FD/LINE: the file fdinfo/FD of /proc/PID lacks them where
 // CRIU reads it, as that of a copy of its own.
+//
+// The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
+// those of the file limits of /proc/PID.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -27,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -179,3 +183,31 @@ EXPORTED int openat64(int dir, const char *path, int flags, ...)
 }
 
 EXPORTED int openat(int dir, const char *path, int flags, ...) __attribute__((alias("openat64")));
+
+// limit_of makes a limit of its text, "1024" or "unlimited".
+static uint64_t limit_of(const char *text) { return *text == 'u' ? RLIM64_INFINITY : strtoull(text, NULL, 10); }
+
+EXPORTED int prlimit64(pid_t pid, enum __rlimit_resource resource, const struct rlimit64 *new, struct rlimit64 *old)
+{
+	enum { NAME = 25 }; // what a limit is called, and how wide that is
+	char path[32], line[128], soft[24], hard[24];
+	int at = -1; // the number of the limit in a line, behind that of titles
+
+	if (!syscall(SYS_prlimit64, pid, resource, new, old))
+		return 0;
+	if (errno != EPERM || new || !old)
+		return -1;
+	snprintf(path, sizeof(path), "/proc/%d/limits", pid);
+	FILE *f = fopen(path, "re");
+	while (f && fgets(line, sizeof(line), f) && at < (int)resource)
+		at++;
+	if (f)
+		fclose(f);
+	if (at != (int)resource || strlen(line) < NAME || sscanf(line + NAME, "%23s %23s", soft, hard) != 2)
+		return errno = EPERM, -1;
+	old->rlim_cur = limit_of(soft);
+	old->rlim_max = limit_of(hard);
+	return 0;
+}
+
+EXPORTED int prlimit(pid_t pid, enum __rlimit_resource resource, const struct rlimit *new, struct rlimit *old) __attribute__((alias("prlimit64")));

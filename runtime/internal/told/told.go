@@ -8,7 +8,9 @@
 //   - a timer that signals the first thread of its process, which Complete then puts right in the images,
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
-//     not. A restore adds the watch again.
+//     not. A restore adds the watch again;
+//   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
+//     where root has no CAP_SYS_RESOURCE.
 //
 // Look finds them among processes that stand still. A library in CRIU (internal/criu/plugin, told.c) then
 // changes what the kernel answers. Nothing is changed in the processes.
@@ -26,6 +28,7 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
@@ -48,6 +51,7 @@ type Told struct {
 	Closed []string
 	inodes []string
 	timers []int // processes with such timers, as they count themselves
+	limits bool  // whether there are limits that the kernel does not tell
 
 	watched  []watch
 	compared int      // files with watches
@@ -73,6 +77,9 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		}
 		if strings.Contains(string(text), "/tid.") {
 			t.timers = append(t.timers, number)
+		}
+		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
+			t.limits = true
 		}
 		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
 			return nil, err
@@ -147,7 +154,7 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
-	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 {
+	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits {
 		return ctx, nil
 	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,6 +56,50 @@ func TestOutside(t *testing.T) {
 	}
 	if len(found.inodes) != 1 || found.inodes[0] != strconv.FormatUint(inode, 10) || len(found.Closed) != 1 {
 		t.Errorf("found %+v, want inode %d", found, inode)
+	}
+}
+
+// A program that the library is loaded into learns the limits of another user's process, as the kernel tells
+// them with CAP_SYS_RESOURCE, and a limit that is set is set as without the library.
+func TestLimits(t *testing.T) {
+	sources, err := filepath.Glob("../../../internal/criu/plugin/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	library := filepath.Join(t.TempDir(), "library.so")
+	if out, err := exec.Command("gcc", append([]string{"-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-o", library}, sources...)...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	sleeps := exec.Command("setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "ulimit -f 77; ulimit -Sc 0; ulimit -Sn 50; echo; exec sleep 60")
+	out, err := sleeps.StdoutPipe()
+	if err == nil {
+		err = sleeps.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sleeps.Process.Kill(); _ = sleeps.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	limits := func(args ...string) (string, error) {
+		args = append([]string{"--bounding-set", "-sys_resource", "prlimit", "--pid", strconv.Itoa(sleeps.Process.Pid), "--noheadings", "--raw", "--output", "RESOURCE,SOFT,HARD"}, args...)
+		cmd := exec.Command("setpriv", args...)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LD_PRELOAD=" + library}
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	got, err := limits()
+	if err != nil {
+		t.Fatalf("%v: %s", err, got)
+	}
+	for _, want := range []string{"FSIZE 39424 39424\n", "CORE 0 ", "NOFILE 50 ", "CPU unlimited unlimited\n"} {
+		if !strings.Contains("\n"+got, "\n"+want) {
+			t.Errorf("it learns\n%swithout %q", got, want)
+		}
+	}
+	if got, err := limits("--nofile=40"); err == nil {
+		t.Errorf("it sets a limit of a process of another user: %s", got)
 	}
 }
 
