@@ -47,7 +47,7 @@ var Table = []Server{
 	{
 		Name: "cron", Packages: "cron",
 		Start: `exec cron -f`,
-		Ready: `! flock -n /run/crond.pid true`,
+		Ready: `grep . /run/crond.pid`,
 		Ask:   `flock -n /run/crond.pid true || echo "$N"`, // its lock is held
 	},
 	{
