@@ -16,18 +16,19 @@ var Exceptions []beside.Exception
 // Page returns docs/internals/servers.md; from is the directory in docs/results that has the results.
 func Page(results map[string]beside.Result, from string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `# Servers beside runc's shim
+	fmt.Fprintf(&b, `# Servers
 
-`+"`make test-servers`"+` makes this page. It runs servers of Debian 12, as their unit files do, each as its
-own user in a container with a network of its own. Each is asked to add one to what it has: a key, a
-row, a mail, a line of its log. A client keeps a connection to most of them open. Then each goes there
-and back three times in a row, is asked again after each time, and the client must be served on the same
-connection. "In place" and "image" are as in [zdtm.md](zdtm.md). "GPU" is as an image, beside a
-program that uses the software GPU in the same container. runc's shim gets the options
-`+"`tcp-established`, `file-locks` and `link-remap`"+`, gpuckpt's shim none.
+`+"`make test-servers`"+` makes this page. It runs servers of Debian 12 as their unit files do, in containers
+with a network of their own. A question has a server add one to what it has: a row, a mail, a line of
+its log. Of most, a client has a connection open. Each server goes there and back three times in a
+row. After each time it must answer right, and its client must be served on the same connection.
 
-What passes with runc's shim passes here, or `+"`make test-servers`"+` fails. `+"`make test`"+` runs a sample. The
-results are in [%[1]s](../results/README.md#%[1]s).
+"In place" and "image" are those of [zdtm.md](zdtm.md). "GPU" is an image of a container in which a
+program uses the software GPU, too. runc's shim gets the options `+"`tcp-established`, `file-locks`"+` and
+`+"`link-remap`"+`, gpuckpt's shim none.
+
+What passes with runc's shim passes here, or `+"`make test-servers`"+` fails. `+"`make test`"+` runs a sample.
+The results are in [%[1]s](../results/README.md#%[1]s).
 
 `, from)
 	ways := []struct {
@@ -104,7 +105,8 @@ results are in [%[1]s](../results/README.md#%[1]s).
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("\nThe figures are a checkpoint's and a restore's time, and the size. Times are of one machine: compare the shims.\n")
+	b.WriteString("\nThe figures are the time of a checkpoint, that of a restore, and the size of a checkpoint, each the median\n" +
+		"of three. Times are of one machine: compare the shims.\n")
 	fmt.Fprintf(&b, "\nFalse refusals, of what travels with runc's shim: %d%s. Lost or different: %d%s.\n",
 		len(refused), named(refused), len(lost), named(lost))
 	if reasons.Len() > 0 {
