@@ -105,8 +105,8 @@ The results are in [%[1]s](../results/README.md#%[1]s).
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString("\nThe figures are the time of a checkpoint, that of a restore, and the size of a checkpoint, each the median\n" +
-		"of three. Times are of one machine: compare the shims.\n")
+	b.WriteString("\nThe figures are the median times of a checkpoint and of a restore, and the size of the last\n" +
+		"checkpoint. Times are of one machine: compare the shims.\n")
 	fmt.Fprintf(&b, "\nFalse refusals, of what travels with runc's shim: %d%s. Lost or different: %d%s.\n",
 		len(refused), named(refused), len(lost), named(lost))
 	if reasons.Len() > 0 {

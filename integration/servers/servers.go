@@ -22,15 +22,19 @@ func (s Server) Script(beside string) string {
 func (s Server) Question(n int) string {
 	question := fmt.Sprintf("%sN=%d\nanswer=$(%s)\n[ \"$answer\" = %d ] || { echo \"it answers '$answer', not %d\"; exit 1; }\n", prelude, n, s.Ask, n, n)
 	if s.Client != "" {
-		question += "ticks=$(cat /run/ticks 2>/dev/null)\n" +
-			`until now=$(cat /run/ticks 2>/dev/null); [ "$now" ] && [ "$now" != "$ticks" ]; do [ "$now" != ended ] || break; sleep 0.1; done
+		question += "ticks=$(cat /run/ticks)\n" +
+			`until now=$(cat /run/ticks); [ "$now" ] && [ "$now" != "$ticks" ]; do [ "$now" != ended ] || break; sleep 0.1; done
 [ "$now" != ended ] || { echo "its client's connection has ended"; exit 1; }
 `
 	}
 	return question
 }
 
-// Waiting waits until the server serves.
+// Waiting waits until the server serves, and its client is served.
 func (s Server) Waiting() string {
-	return prelude + "until { " + s.Ready + "; } >/dev/null 2>&1; do sleep 0.1; done\n"
+	waiting := prelude + "until { " + s.Ready + "; } >/dev/null 2>&1; do sleep 0.1; done\n"
+	if s.Client != "" {
+		waiting += "until [ -s /run/ticks ]; do sleep 0.1; done\n"
+	}
+	return waiting
 }

@@ -164,7 +164,7 @@ var Table = []Server{
 	{
 		Name: "mosquitto", Packages: "mosquitto mosquitto-clients",
 		Start:  `install -d -o mosquitto /run/mosquitto /var/log/mosquitto; exec mosquitto -c /etc/mosquitto/mosquitto.conf`,
-		Ready:  `port 1883 && [ -e /run/got ] && mosquitto_pub -t ready -n`,
+		Ready:  `port 1883`,
 		Client: `until port 1883; do sleep 0.1; done; mosquitto_sub -t t >/run/got & sleep 1; while kill -0 $!; do tick; done`,
 		Ask:    `mosquitto_pub -t t -m x; lines /run/got x`,
 	},
@@ -347,8 +347,8 @@ const (
 	mariadbClient = `until [ -S /run/mysqld/mysqld.sock ]; do sleep 0.1; done; sleep 1
 			(echo "select get_lock('l', 0);"; while :; do echo 'select 1;'; sleep 0.1; done) |
 			mariadb -nN | while read -r _; do tick; done`
-	mariadbAsk = `mariadb -N -e "create table if not exists test.t (x int); insert into test.t values (1);
-			select count(*) from test.t where is_used_lock('l') is not null"`
+	mariadbAsk = `mariadb -N -e "create database if not exists d; create table if not exists d.t (x int); insert into d.t values (1);
+			select count(*) from d.t where is_used_lock('l') is not null"`
 )
 
 // prelude has functions for the texts of the table.
