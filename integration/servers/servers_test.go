@@ -31,9 +31,9 @@ const (
 	gpuPort = "10000"
 )
 
-// sample is what `make test` runs: a server that has changed its root, one with locks and mapped files of its
-// database, one with several processes and shared memory, one that has dropped its capabilities.
-const sample = "haproxy,openssh-server,redis,slapd"
+// sample is what `make test` runs: a lock on a file, a database that is mapped and locked, a server in Go with
+// streams of its clients, sessions of a terminal's kind with processes that changed their user.
+const sample = "cron,etcd,openssh-server,slapd"
 
 // options are what runc's shim needs to be told.
 var options = []string{"tcp-established", "file-locks", "link-remap"}
@@ -184,6 +184,7 @@ func there(t *testing.T, server Server, image, runtime, way string, rounds int) 
 		err = verdict(0)
 	}
 	if err != nil {
+		t.Errorf("%s, %s: the row is wrong: it does not start: %v", runtime, way, err)
 		return &beside.Outcome{Failed: "start", Error: r.Short(err)}
 	}
 	outcome, err := r.ThereAndBack(rounds, verdict)
