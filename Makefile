@@ -159,6 +159,15 @@ test-zdtm: setup build testbeds ## Run CRIU's own suite by runc's shim and by th
 	@hack/setup zdtm
 	$(TEST_ENV) GPUCKPT_TEST_ZDTM="$(TESTS)" GPUCKPT_TEST_ZDTM_LOG="$(abspath $(ZDTM))" go -C integration test -count=1 -timeout 6h ./zdtm
 
+# Part of `make test`, which tries a sample, by this shim alone. SERVERS="redis,nginx" runs these. LANES is
+# how many at once. Results as above. What Debian's packages need lies in the cache of hack/setup: 2 GB.
+SERVERS         ?= all
+SERVERS_RESULTS ?= $(OUT)/servers.jsonl
+.PHONY: test-servers
+test-servers: setup build testbeds ## Run servers of Debian's packages by runc's shim and by this one (needs root; an hour).
+	$(TEST_ENV) GPUCKPT_TEST_SERVERS="$(SERVERS)" GPUCKPT_TEST_SERVERS_LOG="$(abspath $(SERVERS_RESULTS))" \
+		go -C integration test -count=1 -v -timeout 6h -parallel $(or $(LANES),2) ./servers
+
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all
 .PHONY: test-hostile
@@ -236,6 +245,10 @@ faults-page: ## Write docs/internals/faults.md out of the table of faults.
 zdtm-page: ## Write docs/internals/zdtm.md out of the last results of CRIU's suite.
 	go -C integration run ./zdtm/page
 
+.PHONY: servers-page
+servers-page: ## Write docs/internals/servers.md out of the last results of servers.
+	go -C integration run ./servers/page
+
 .PHONY: bench-build
 bench-build: setup build testbeds
 	go -C bench build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/bench .
@@ -257,7 +270,7 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 rooms: ## Print each package's size and imports; fail where a wall is down.
 	@go run ./hack/rooms
 
-SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run bundle-zmq compiler criu-source fuzz-build fuzz-run setup test versions) \
+SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run bundle-zmq compiler criu-source fuzz-build fuzz-run server-root setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 # Without -trimpath: with it Go's cache gives golangci-lint the C parts of a package

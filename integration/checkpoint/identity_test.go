@@ -59,7 +59,8 @@ func credentials(t *testing.T, pid int) string {
 	return strings.Join(words, " ")
 }
 
-// A program of a user of its own, without any capability, goes on as that user.
+// A program of a user of its own, without any capability, goes on as that user, also where root has no
+// CAP_SYS_RESOURCE, and the kernel does not tell CRIU that user's limits.
 func TestAnotherUser(t *testing.T) {
 	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, Amend: []oci.SpecOpts{
 		oci.WithUIDGID(1000, 1000), oci.WithAdditionalGIDs("2000"), oci.WithCapabilities(nil), oci.WithNoNewPrivileges,

@@ -86,3 +86,10 @@ func (c *Containerd) runCtr(ctx context.Context, stdin io.Reader, args []string)
 	}
 	return out, nil
 }
+
+// Exec runs a program in the container with "ctr tasks exec", and returns what it wrote to standard output. A
+// status other than 0 is a *CtrError.
+func (k *Container) Exec(ctx context.Context, args ...string) (string, error) {
+	id := fmt.Sprint("exec-", time.Now().UnixNano())
+	return k.c.Ctr(ctx, append([]string{"tasks", "exec", "--fifo-dir", k.c.home.fifos(), "--exec-id", id, k.ID}, args...)...)
+}

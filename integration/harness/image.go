@@ -78,6 +78,20 @@ func BuildImage(ctx context.Context, spec ImageSpec) (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the image's layer: %w", err)
 	}
+	return imageOf(layer, spec)
+}
+
+// ImageOfRoot makes an OCI image of a root file system in an archive, .tar.gz.
+func ImageOfRoot(archive string) (v1.Image, error) {
+	layer, err := tarball.LayerFromFile(archive, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
+		return nil, fmt.Errorf("make the image's layer: %w", err)
+	}
+	return imageOf(layer, ImageSpec{})
+}
+
+// imageOf makes the image that has a layer.
+func imageOf(layer v1.Layer, spec ImageSpec) (_ v1.Image, err error) {
 	img := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	if img, err = mutate.AppendLayers(img, layer); err != nil {
 		return nil, fmt.Errorf("make the image: %w", err)

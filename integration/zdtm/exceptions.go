@@ -3,56 +3,30 @@
 
 package zdtm
 
-import (
-	"slices"
-	"strings"
-)
-
-// Exception is what runc's shim restores, and this one does not.
-type Exception struct {
-	// Tests are their names, with spaces.
-	Tests string
-	// Differs is whether they are restored and come back different. Else their checkpoint is refused, and
-	// they run on.
-	Differs bool
-	// Says is part of the error, or of the test's verdict.
-	Says string
-	// Why is the reason.
-	Why string
-}
+import "github.com/gpuckpt/gpuckpt/integration/beside"
 
 // Exceptions is the list.
-var Exceptions = []Exception{
-	{"deleted_dev", false, "a device that was removed while it is open: close it",
-		"CRIU would make the device with the rights of the node"},
-	{"symlink01", false, "a symbolic link that was removed while it is open: close it",
-		"CRIU would make the link, which may lead anywhere, while it restores other files"},
-	{"file_attr", false, "it was removed while it is open, and is setuid or setgid",
-		"CRIU would make a setuid file with the rights of the node"},
-	{"loginuid", true, "is different after restore",
-		"the login uid of the audit log is that of a new process, so that no image chooses it"},
-	{"socket-dump-tcp-close socket-tcp-close0", true, "Server socket isn't closed",
-		"the suite has connections within the container closed, and gpuckpt keeps them"},
-	{"packet_sock packet_sock_mmap packet_sock_spkt", false, "PACKETSK is not what a restore needs",
-		"a packet socket reads what others send; CRIU opens it with the rights of the node"},
-	{"socket-raw sock_ip_opts00 sock_ip_opts01", false, "inet_sk_entry.type",
-		"a raw socket; CRIU opens it with the rights of the node"},
-	{"socket_icmp socket6_icmp", false, "is not what a restore needs (TCP, UDP and UDP-Lite)",
-		"a ping socket, which the groups of net.ipv4.ping_group_range may open; CRIU opens it with the rights of the node"},
-	{"autofs", false, "is no image that a restore needs",
-		"mounts of an automounter, which CRIU connects to its daemon anew"},
-	{"mntns_deleted", false, "what is mounted there was removed: unmount it",
-		"a mount of a directory that is gone"},
-}
-
-// exceptionOf returns the entry with a test, or nil.
-func exceptionOf(test string) *Exception {
-	for i := range Exceptions {
-		if slices.Contains(strings.Fields(Exceptions[i].Tests), test) {
-			return &Exceptions[i]
-		}
-	}
-	return nil
+var Exceptions = []beside.Exception{
+	{Tests: "deleted_dev", Says: "a device that was removed while it is open: close it",
+		Why: "CRIU would make the device with the rights of the node"},
+	{Tests: "symlink01", Says: "a symbolic link that was removed while it is open: close it",
+		Why: "CRIU would make the link, which may lead anywhere, while it restores other files"},
+	{Tests: "file_attr", Says: "it was removed while it is open, and is setuid or setgid",
+		Why: "CRIU would make a setuid file with the rights of the node"},
+	{Tests: "loginuid", Differs: true, Says: "is different after restore",
+		Why: "the login uid of the audit log is that of a new process, so that no image chooses it"},
+	{Tests: "socket-dump-tcp-close socket-tcp-close0", Differs: true, Says: "Server socket isn't closed",
+		Why: "the suite has connections within the container closed, and gpuckpt keeps them"},
+	{Tests: "packet_sock packet_sock_mmap packet_sock_spkt", Says: "PACKETSK is not what a restore needs",
+		Why: "a packet socket reads what others send; CRIU opens it with the rights of the node"},
+	{Tests: "socket-raw sock_ip_opts00 sock_ip_opts01", Says: "inet_sk_entry.type",
+		Why: "a raw socket; CRIU opens it with the rights of the node"},
+	{Tests: "socket_icmp socket6_icmp", Says: "is not what a restore needs (TCP, UDP and UDP-Lite)",
+		Why: "a ping socket, which the groups of net.ipv4.ping_group_range may open; CRIU opens it with the rights of the node"},
+	{Tests: "autofs", Says: "is no image that a restore needs",
+		Why: "mounts of an automounter, which CRIU connects to its daemon anew"},
+	{Tests: "mntns_deleted", Says: "what is mounted there was removed: unmount it",
+		Why: "a mount of a directory that is gone"},
 }
 
 // hangs are tests at which CRIU, as runc's shim runs it, hangs for ever.

@@ -8,10 +8,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/gpuckpt/gpuckpt/integration/beside"
 )
 
 // Page returns docs/internals/zdtm.md; from is the directory in docs/results that has the results.
-func Page(results map[string]Result, from string) string {
+func Page(results map[string]beside.Result, from string) string {
 	tests := slices.Sorted(maps.Keys(results))
 	compared := slices.DeleteFunc(slices.Clone(tests), func(test string) bool { return results[test].Skipped != "" })
 	var b strings.Builder
@@ -28,9 +30,11 @@ A test that passes with runc's shim passes here, or is an [exception](#exception
 [%[1]s](../results/README.md#%[1]s).
 
 `, from)
-	outcomes := func(test, way string) (runc, ours *Outcome) { return results[test].Runc[way], results[test].Ours[way] }
+	outcomes := func(test, way string) (runc, ours *beside.Outcome) {
+		return results[test].Runc[way], results[test].Ours[way]
+	}
 	fmt.Fprintf(&b, "| of %d tests | way | runc's shim | gpuckpt | ratio |\n|---|---|---|---|---|\n", len(compared))
-	for _, way := range Ways {
+	for _, way := range beside.Ways {
 		var runcs, both, all int
 		for _, test := range compared {
 			runc, ours := outcomes(test, way)
@@ -48,13 +52,13 @@ A test that passes with runc's shim passes here, or is an [exception](#exception
 	}
 	for _, m := range []struct {
 		what, unit string
-		of         func(*Outcome) float64
+		of         func(*beside.Outcome) float64
 	}{
-		{"median checkpoint", "%.2f s", func(o *Outcome) float64 { return o.Checkpoint }},
-		{"median restore", "%.2f s", func(o *Outcome) float64 { return o.Restore }},
-		{"median size", "%.0f KiB", func(o *Outcome) float64 { return float64(o.Size) / 1024 }},
+		{"median checkpoint", "%.2f s", func(o *beside.Outcome) float64 { return o.Checkpoint }},
+		{"median restore", "%.2f s", func(o *beside.Outcome) float64 { return o.Restore }},
+		{"median size", "%.0f KiB", func(o *beside.Outcome) float64 { return float64(o.Size) / 1024 }},
 	} {
-		for _, way := range Ways {
+		for _, way := range beside.Ways {
 			var runcs, all, ratios []float64
 			for _, test := range compared {
 				if runc, ours := outcomes(test, way); runc.Passed() && ours.Passed() {
@@ -62,7 +66,7 @@ A test that passes with runc's shim passes here, or is an [exception](#exception
 					ratios = append(ratios, m.of(ours)/m.of(runc))
 				}
 			}
-			fmt.Fprintf(&b, "| %s | %s | "+m.unit+" | "+m.unit+" | %.2f |\n", m.what, way, median(runcs), median(all), median(ratios))
+			fmt.Fprintf(&b, "| %s | %s | "+m.unit+" | "+m.unit+" | %.2f |\n", m.what, way, beside.Median(runcs), beside.Median(all), beside.Median(ratios))
 		}
 	}
 	b.WriteString("\nThe ratio is the median of the tests' ratios. Times are of one machine: compare the shims.\n\n## Exceptions\n\n" +
@@ -75,18 +79,18 @@ A test that passes with runc's shim passes here, or is an [exception](#exception
 		fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(strings.Fields(e.Tests), ", "), says, e.Why)
 	}
 	b.WriteString("\n## Restored by one of both\n\n")
-	named := func(what string, belongs func(runc, ours *Outcome) bool) {
+	named := func(what string, belongs func(runc, ours *beside.Outcome) bool) {
 		var names []string
 		for _, test := range compared {
-			if slices.ContainsFunc(Ways, func(way string) bool { return belongs(outcomes(test, way)) }) {
+			if slices.ContainsFunc(beside.Ways, func(way string) bool { return belongs(outcomes(test, way)) }) {
 				names = append(names, test)
 			}
 		}
 		b.WriteString(wrap(what, names))
 	}
-	named("By gpuckpt alone, on at least one way", func(runc, ours *Outcome) bool { return ours.Passed() && !runc.Passed() && !runc.untried() })
-	named("By neither, on at least one way", func(runc, ours *Outcome) bool { return !ours.Passed() && !runc.Passed() })
-	named("By gpuckpt, and not tried with runc's shim, where CRIU hangs at a stopped process", func(runc, ours *Outcome) bool { return ours.Passed() && runc.untried() })
+	named("By gpuckpt alone, on at least one way", func(runc, ours *beside.Outcome) bool { return ours.Passed() && !runc.Passed() && !isUntried(runc) })
+	named("By neither, on at least one way", func(runc, ours *beside.Outcome) bool { return !ours.Passed() && !runc.Passed() })
+	named("By gpuckpt, and not tried with runc's shim, where CRIU hangs at a stopped process", func(runc, ours *beside.Outcome) bool { return ours.Passed() && isUntried(runc) })
 	b.WriteString("## Not compared\n\n")
 	reasons := make(map[string][]string)
 	for _, test := range tests {
@@ -100,14 +104,10 @@ A test that passes with runc's shim passes here, or is an [exception](#exception
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// median is the middle value, or the upper of two.
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	return values[len(values)/2]
-}
+// untried is the error of what CRIU would hang at.
+const untried = "not tried: CRIU hangs at a stopped process"
+
+func isUntried(o *beside.Outcome) bool { return o.Error == untried }
 
 // wrap makes a list of at most 100 columns.
 func wrap(what string, names []string) string {

@@ -9,10 +9,7 @@
 package zdtm
 
 import (
-	"bufio"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -99,85 +96,4 @@ func configuration(line string) []string {
 	}
 	slices.Sort(lines)
 	return slices.Compact(lines)
-}
-
-// The ways there and back.
-const (
-	Place = "in place" // into a directory, and restored in the same container
-	Image = "image"    // as an image, restored in a new container
-)
-
-// Ways are both.
-var Ways = []string{Place, Image}
-
-// Outcome is what became of a test on one way.
-type Outcome struct {
-	// Failed is the step that failed, or empty: "checkpoint", "restore", "verdict".
-	Failed string `json:"failed,omitempty"`
-	Error  string `json:"error,omitempty"`
-	// RunsOn is whether the test passed after its checkpoint was refused.
-	RunsOn bool `json:"runsOn,omitempty"`
-	// Checkpoint and Restore are seconds, Size is in bytes.
-	Checkpoint float64 `json:"checkpoint,omitempty"`
-	Restore    float64 `json:"restore,omitempty"`
-	Size       int64   `json:"size,omitempty"`
-}
-
-// Passed reports whether the test was tried and passed.
-func (o *Outcome) Passed() bool { return o != nil && o.Failed == "" }
-
-// untried is the error of what CRIU would hang at.
-const untried = "not tried: CRIU hangs at a stopped process"
-
-func (o *Outcome) untried() bool { return o.Error == untried }
-
-// Result is one test's.
-type Result struct {
-	Test string `json:"test"`
-	// Commit is the one under test.
-	Commit string `json:"commit"`
-	// Skipped is why the test was not tried, or empty.
-	Skipped string `json:"skipped,omitempty"`
-	// Privileged is whether the test needs a privileged container.
-	Privileged bool `json:"privileged,omitempty"`
-	// Runc and Ours have the outcome of each way.
-	Runc map[string]*Outcome `json:"runc,omitempty"`
-	Ours map[string]*Outcome `json:"ours,omitempty"`
-}
-
-// Read reads results, one a line. Of each test the last counts.
-func Read(r io.Reader) (map[string]Result, error) {
-	results := make(map[string]Result)
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var result Result
-		if err := json.Unmarshal(lines.Bytes(), &result); err != nil {
-			return nil, fmt.Errorf("read results of CRIU's suite: %w", err)
-		}
-		results[result.Test] = result
-	}
-	return results, lines.Err()
-}
-
-// Judge says what is wrong about a result, or nothing. What passes with runc's shim passes here, on
-// each way, or fails as the list of exceptions says.
-func (r Result) Judge() error {
-	listed := exceptionOf(r.Test)
-	for _, way := range Ways {
-		ours := r.Ours[way]
-		switch {
-		case r.Skipped != "" || ours == nil:
-		case listed == nil && (ours.Passed() || r.Runc != nil && !r.Runc[way].Passed()):
-		case listed == nil:
-			return fmt.Errorf("%s: %s: %s", way, ours.Failed, ours.Error)
-		case ours.Passed():
-			return fmt.Errorf("%s: it passes, and is on the list of exceptions: %s", way, listed.Why)
-		case !listed.Differs && !ours.RunsOn || listed.Differs && ours.Failed != "verdict":
-			return fmt.Errorf("%s: it is not to fail so: %s: %s", way, ours.Failed, ours.Error)
-		case !strings.Contains(ours.Error, listed.Says):
-			return fmt.Errorf("%s: it is to fail with %q: %s", way, listed.Says, ours.Error)
-		}
-	}
-	return nil
 }

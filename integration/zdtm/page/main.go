@@ -6,12 +6,10 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"slices"
 
+	"github.com/gpuckpt/gpuckpt/integration/beside"
 	"github.com/gpuckpt/gpuckpt/integration/zdtm"
 )
 
@@ -28,22 +26,6 @@ func main() {
 
 // page makes the page; root is that of the repository.
 func page(root string) (string, error) {
-	results, from, err := last(root)
+	results, from, err := beside.Last(root, "zdtm.jsonl")
 	return zdtm.Page(results, from), err
-}
-
-// last reads the last results, and returns the name of their directory.
-func last(root string) (map[string]zdtm.Result, string, error) {
-	logs, err := filepath.Glob(filepath.Join(root, "docs/results/*/zdtm.jsonl"))
-	if err != nil || len(logs) == 0 {
-		return nil, "", errors.Join(errors.New("docs/results has no zdtm.jsonl"), err)
-	}
-	path := slices.Max(logs) // their directories begin with the date
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, "", err
-	}
-	defer file.Close()
-	results, err := zdtm.Read(file)
-	return results, filepath.Base(filepath.Dir(path)), err
 }

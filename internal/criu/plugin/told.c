@@ -13,7 +13,11 @@
 //
 // GPUCKPT_HIDDEN names watches of epolls, as PID/FD/LINE: the file fdinfo/FD of /proc/PID lacks them where
 // CRIU reads it, as that of a copy of its own.
+//
+// The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
+// those of the file limits of /proc/PID.
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/netlink.h>
@@ -27,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -163,51 +168,6 @@ static bool is_told(int process, const char *path)
 	return sscanf(name, "/proc/%d", &pid) == 1 && pid == getpid() && is_hidden(epoll, 0);
 }
 
-// read_limit reads a limit of a process where the kernel writes them, in the order of their numbers.
-static int read_limit(pid_t pid, unsigned resource, uint64_t limit[2])
-{
-	enum { NAME = 26 }; // columns
-	char line[128] = "", words[2][24];
-
-	snprintf(line, sizeof(line), "/proc/%d/limits", pid);
-	FILE *f = fopen(line, "re");
-	if (!f)
-		return -1;
-	for (unsigned n = 0; n <= resource + 1; n++) // the first line is a head
-		if (!fgets(line, sizeof(line), f))
-			line[0] = 0;
-	fclose(f);
-	if (strlen(line) < NAME || sscanf(line + NAME, "%23s %23s", words[0], words[1]) != 2) {
-		errno = EIO;
-		return -1;
-	}
-	for (int i = 0; i < 2; i++)
-		limit[i] = strcmp(words[i], "unlimited") ? strtoull(words[i], NULL, 10) : UINT64_MAX;
-	return 0;
-}
-
-#ifdef __x86_64__
-// CRIU calls prlimit64 by its number.
-EXPORTED long syscall(long number, ...)
-{
-	va_list list;
-	long a[6], result;
-	va_start(list, number);
-	for (int i = 0; i < 6; i++)
-		a[i] = va_arg(list, long);
-	va_end(list);
-	register long a3 __asm__("r10") = a[3], a4 __asm__("r8") = a[4], a5 __asm__("r9") = a[5];
-	__asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a[0]), "S"(a[1]), "d"(a[2]), "r"(a3), "r"(a4), "r"(a5) : "rcx", "r11", "memory");
-	if (result == -EPERM && number == SYS_prlimit64 && !a[2] && a[3])
-		return read_limit((pid_t)a[0], (unsigned)a[1], (uint64_t *)a[3]);
-	if (result < 0 && result >= -4095) {
-		errno = (int)-result;
-		return -1;
-	}
-	return result;
-}
-#endif
-
 EXPORTED int openat64(int dir, const char *path, int flags, ...)
 {
 	va_list list;
@@ -224,3 +184,45 @@ EXPORTED int openat64(int dir, const char *path, int flags, ...)
 }
 
 EXPORTED int openat(int dir, const char *path, int flags, ...) __attribute__((alias("openat64")));
+
+// limit_of makes a limit of its text, "1024" or "unlimited".
+static uint64_t limit_of(const char *text) { return *text == 'u' ? RLIM64_INFINITY : strtoull(text, NULL, 10); }
+
+// read_limit answers for the kernel, with 0 or -1.
+static int read_limit(int pid, int resource, struct rlimit64 *limit)
+{
+	enum { NAME = 25 }; // what a limit is called, and how wide that is
+	char path[32], line[128], soft[24], hard[24];
+	int at = -1; // the number of the limit in a line, behind that of titles
+
+	snprintf(path, sizeof(path), "/proc/%d/limits", pid);
+	FILE *f = fopen(path, "re");
+	while (f && fgets(line, sizeof(line), f) && at < resource)
+		at++;
+	if (f)
+		fclose(f);
+	if (at != resource || strlen(line) < NAME || sscanf(line + NAME, "%23s %23s", soft, hard) != 2)
+		return errno = EPERM, -1;
+	limit->rlim_cur = limit_of(soft);
+	limit->rlim_max = limit_of(hard);
+	return 0;
+}
+
+// CRIU asks for limits by this function of libc's.
+EXPORTED long syscall(long number, ...)
+{
+	static long (*libc)(long, ...);
+	long a[6];
+	va_list list;
+
+	va_start(list, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(list, long);
+	va_end(list);
+	if (!libc)
+		libc = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+	long result = libc(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	if (result < 0 && errno == EPERM && number == SYS_prlimit64 && !a[2] && a[3])
+		return read_limit((int)a[0], (int)a[1], (struct rlimit64 *)a[3]);
+	return result;
+}

@@ -8,9 +8,9 @@
 //   - a timer that signals the first thread of its process, which Complete then puts right in the images,
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
-//     not. A restore adds the watch again.
-//
-// Where root has no CAP_SYS_RESOURCE, CRIU is told the limits of another user's processes, too.
+//     not. A restore adds the watch again;
+//   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
+//     where root has no CAP_SYS_RESOURCE.
 //
 // Look finds them among processes that stand still. A library in CRIU (internal/criu/plugin, told.c) then
 // changes what the kernel answers. Nothing is changed in the processes.
@@ -51,8 +51,8 @@ type Told struct {
 	Closed []string
 	inodes []string
 	timers []int // processes with such timers, as they count themselves
+	limits bool  // whether there are limits that the kernel does not tell
 
-	limits   bool // whether CRIU may not ask for the limits of another user's process
 	watched  []watch
 	compared int      // files with watches
 	hidden   []string // lines of files in /proc, "PID/FD/LINE"
@@ -68,15 +68,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, err := proc.StatusOf(os.Getpid())
-	if err != nil {
-		return nil, err
-	}
-	effective, err := strconv.ParseUint(own.Field("CapEff"), 16, 64)
-	if err != nil {
-		return nil, fmt.Errorf("read the capabilities of the shim: %w", err)
-	}
-	t := &Told{limits: effective&(1<<unix.CAP_SYS_RESOURCE) == 0}
+	t := new(Told)
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
 		text, err := proc.Text(fmt.Sprintf("/proc/%d/timers", pid))
@@ -85,6 +77,9 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		}
 		if strings.Contains(string(text), "/tid.") {
 			t.timers = append(t.timers, number)
+		}
+		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
+			t.limits = true
 		}
 		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
 			return nil, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,6 +56,48 @@ func TestOutside(t *testing.T) {
 	}
 	if len(found.inodes) != 1 || found.inodes[0] != strconv.FormatUint(inode, 10) || len(found.Closed) != 1 {
 		t.Errorf("found %+v, want inode %d", found, inode)
+	}
+}
+
+// A program that the library is loaded into learns the limits of another user's process, which the kernel
+// tells with CAP_SYS_RESOURCE alone. It still sets none.
+func TestLimits(t *testing.T) {
+	sources, err := filepath.Glob("../../../internal/criu/plugin/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	library, asks := filepath.Join(dir, "library.so"), filepath.Join(dir, "asks")
+	for _, args := range [][]string{
+		append([]string{"-fPIC", "-shared", "-fvisibility=hidden", "-o", library}, sources...),
+		{"-o", asks, "testdata/limits.c"},
+	} {
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			t.Fatalf("gcc: %v\n%s", err, out)
+		}
+	}
+	sleeps := exec.Command("setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "ulimit -f 77; ulimit -Sn 50; ulimit -Hn 60; echo; exec sleep 60")
+	out, err := sleeps.StdoutPipe()
+	if err == nil {
+		err = sleeps.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = sleeps.Process.Kill(); _ = sleeps.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	for _, preload := range []string{"", library} {
+		cmd := exec.Command("setpriv", "--bounding-set", "-sys_resource", asks, strconv.Itoa(sleeps.Process.Pid))
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LD_PRELOAD=" + preload}
+		want := "refused\nrefused\nrefused\nset: refused\n"
+		if preload != "" {
+			want = "-1 -1\n39424 39424\n50 60\nset: refused\n" // CPU time, size of a file, descriptors
+		}
+		if got, err := cmd.CombinedOutput(); err != nil || string(got) != want {
+			t.Errorf("LD_PRELOAD=%s: %v, %s, want %s", preload, err, got, want)
+		}
 	}
 }
 
