@@ -265,19 +265,21 @@ func TestRemoveCgroup(t *testing.T) {
 	if cgroups.Mode() != cgroups.Unified {
 		root = filepath.Join(unifiedRoot, "pids")
 	}
-	name := fmt.Sprintf("gpuckpt-test-%d/container", os.Getpid())
-	if err := os.MkdirAll(filepath.Join(root, name, "below"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // the second time there is none
-		if err := RemoveCgroup("/" + name); err != nil {
+	above := fmt.Sprintf("gpuckpt-test-%d", os.Getpid())
+	for _, name := range []string{above + "/container", above + ".slice:nerdctl:container"} {
+		if err := os.MkdirAll(filepath.Join(root, name, "below"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := os.Stat(filepath.Join(root, name)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("it is there, %v", err)
+		for range 2 { // the second time there is none
+			if err := RemoveCgroup("/" + name); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(root, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is there, %v", name, err)
+			}
 		}
 	}
-	if err := os.Remove(filepath.Dir(filepath.Join(root, name))); err != nil {
+	if err := os.Remove(filepath.Join(root, above)); err != nil {
 		t.Error(err) // the one above stays
 	}
 	for _, none := range []string{"", "/", "system.slice:cri:x", "/../.."} {
