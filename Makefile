@@ -209,7 +209,8 @@ VM ?= $(OUT)/vm/log
 .PHONY: test-vm
 test-vm: setup ## Install, try and remove a release on a stock node, a virtual machine (needs root; an hour without KVM).
 	@hack/setup crictl cni nerdctl
-	@hack/release/build 0.0.1 $(OUT)/vm/dist
+	@mkdir -p $(OUT)/vm
+	@ARCHES=amd64 hack/release/build 0.0.1 $(OUT)/vm/dist
 	hack/vm/run $(OUT)/vm/dist $(VM)
 
 # What was seen to pass there: the formats of checkpoints. What steers, traces or talks to the kernel is for
