@@ -41,7 +41,7 @@ func TestSlaves(t *testing.T) {
 			t.Errorf("%s: master %d, want %d", name, m.GetMasterId(), c.want)
 		}
 	}
-	other := &mnt.MntEntry{MntId: proto.Uint32(8), Mountpoint: proto.String("/"), MasterId: proto.Uint32(30)}
+	other := &mnt.MntEntry{MntId: proto.Uint32(8), Mountpoint: new("/"), MasterId: proto.Uint32(30)}
 	if Make(Place{}, nil).Edit(other); other.GetMasterId() != 30 {
 		t.Error("a mount that is not listed was changed")
 	}
