@@ -213,6 +213,15 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 		GPUCKPT_CHART="$(abspath $(OUT))/test-release/dist/gpuckpt-chart-0.0.1.tgz" \
 		go -C integration test -count=1 -v ./kubernetes -run 'TestDaemonSet$$'
 
+# VM is where the logs go.
+VM ?= $(OUT)/vm/log
+.PHONY: test-vm
+test-vm: setup ## Install, try and remove a release on a stock node, a virtual machine (needs root; an hour without KVM).
+	@hack/setup crictl cni nerdctl
+	@mkdir -p $(OUT)/vm
+	@ARCHES=amd64 hack/release/build 0.0.1 $(OUT)/vm/dist
+	hack/vm/run $(OUT)/vm/dist $(VM)
+
 # What was seen to pass there: the formats of checkpoints. What steers, traces or talks to the kernel is for
 # a real machine. The emulator does not tell the address of a SIGBUS, which the test that is left out causes.
 ARM64_PACKAGES = $(addprefix ./images/,. archive arriving capture convert crypt feed layout)
@@ -270,7 +279,7 @@ bench-gpu: bench-build ## Measure real sizes on this machine's GPUs, beside the 
 rooms: ## Print each package's size and imports; fail where a wall is down.
 	@go run ./hack/rooms
 
-SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/,bundle bundle-criu bundle-run bundle-zmq compiler criu-source fuzz-build fuzz-run server-root setup test versions) \
+SCRIPTS = .ci/run $(addprefix hack/release/,build clean-root whole/in-root) $(addprefix hack/vm/,base guest run) $(addprefix hack/,bundle bundle-criu bundle-run bundle-zmq compiler criu-source fuzz-build fuzz-run server-root setup test versions) \
 	$(wildcard hack/*.bash hack/recipes/*.bash)
 
 # Without -trimpath: with it Go's cache gives golangci-lint the C parts of a package

@@ -99,10 +99,10 @@ func (k *creating) fallsBack(ctx context.Context) bool {
 
 // run takes the steps. Nothing of the container exists before the last one.
 func (k *creating) run(ctx context.Context) (*taskAPI.CreateTaskResponse, error) {
-	if err := k.readOptions(ctx); err != nil {
+	if err := k.readSpec(); err != nil {
 		return nil, err
 	}
-	if err := k.readSpec(); err != nil {
+	if err := k.readOptions(ctx); err != nil {
 		return nil, err
 	}
 	if err := k.findCheckpoint(ctx, k.fit); err != nil {
@@ -117,7 +117,11 @@ func (k *creating) run(ctx context.Context) (*taskAPI.CreateTaskResponse, error)
 
 // readOptions decodes the request, and notes what containerd has unpacked for it.
 func (k *creating) readOptions(ctx context.Context) (err error) {
-	if k.r.Options, err = runcOptions(k.r.Options); err != nil {
+	cgroup := ""
+	if linux := k.spec.Spec.Linux; linux != nil {
+		cgroup = linux.CgroupsPath
+	}
+	if k.r.Options, err = runcOptions(k.r.Options, cgroup, host.RunsSystemd()); err != nil {
 		return err
 	}
 	opts := new(options.Options)

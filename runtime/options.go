@@ -14,15 +14,21 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
-// runcOptions returns the options of a Create request as runc's shim wants them.
+// runcOptions returns the options of a Create request as runc's shim wants them. A client that names
+// a runtime other than runc's sends none, and may ask for a cgroup of systemd's all the same, as nerdctl
+// does where systemd runs: runc would take "SLICE:PREFIX:NAME" for the name of a directory.
 //
 // A client that does not know this runtime's name sends runtimeoptions.v1
 // with a TOML file or text in place of runc's options (containerd's CRI and
 // `ctr run --runtime-config-path`); runc's shim would panic on it. The TOML's
 // keys are those of containerd's configuration, "SystemdCgroup".
-func runcOptions(any *anypb.Any) (*anypb.Any, error) {
+func runcOptions(any *anypb.Any, cgroup string, systemd bool) (*anypb.Any, error) {
+	if any.GetTypeUrl() == "" && systemd && host.IsSystemdPath(cgroup) {
+		return typeurl.MarshalAnyToProto(&options.Options{SystemdCgroup: true})
+	}
 	if any.GetValue() == nil || !typeurl.Is(any, (*runtimeoptions.Options)(nil)) {
 		return any, nil
 	}

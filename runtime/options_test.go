@@ -72,7 +72,7 @@ func TestRuncOptions(t *testing.T) {
 		{name: "garbage", any: &anypb.Any{TypeUrl: marshal(t, &runtimeoptions.Options{}).TypeUrl, Value: []byte{0xff}}, err: "decode runtime options"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := runcOptions(test.any)
+			got, err := runcOptions(test.any, "/default/id", true)
 			wantError(t, err, test.err)
 			if err != nil {
 				return
@@ -142,4 +142,38 @@ func FuzzRuncOptions(f *testing.F) {
 			t.Errorf("accepted, and then: %v", err)
 		}
 	})
+}
+
+// A client that sends no options and asks for a cgroup of systemd's gets one, where systemd runs; what a
+// client sends counts.
+func TestSystemdAskedFor(t *testing.T) {
+	const path = "system.slice:nerdctl:id"
+	for _, test := range []struct {
+		name    string
+		any     *anypb.Any
+		path    string
+		systemd bool
+		want    bool
+	}{
+		{"none", nil, path, true, true},
+		{"empty", &anypb.Any{}, path, true, true},
+		{"another path", nil, "/default/id", true, false},
+		{"no systemd", nil, path, false, false},
+		{"runc's own", marshal(t, &options.Options{}), path, true, false},
+		{"a text", marshal(t, &runtimeoptions.Options{ConfigBody: []byte("SystemdCgroup = false\n")}), path, true, false},
+	} {
+		got, err := runcOptions(test.any, test.path, test.systemd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		opts := new(options.Options)
+		if got.GetValue() != nil {
+			if err := typeurl.UnmarshalTo(got, opts); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if opts.SystemdCgroup != test.want {
+			t.Errorf("%s: systemd %t, want %t", test.name, opts.SystemdCgroup, test.want)
+		}
+	}
 }

@@ -23,13 +23,11 @@ import (
 type release struct {
 	version string
 	time    time.Time
-	source  string // the root of the repository
-	built   string // a directory with a tree for each architecture, and demo-ARCH
+	arches  []string // by Go's names
+	source  string   // the root of the repository
+	built   string   // a directory with a tree for each architecture, and demo-ARCH
 	out     string
 }
-
-// arches are the architectures, by Go's names.
-var arches = []string{"amd64", "arm64"}
 
 func main() {
 	var r release
@@ -41,8 +39,9 @@ func main() {
 	flag.StringVar(&r.built, "built", "", "what was built")
 	flag.StringVar(&r.out, "out", "", "directory to make")
 	flag.StringVar(&key, "key", "", "Ed25519 private key in PEM (PKCS #8) to sign the checksums with")
+	arches := flag.String("arches", "amd64 arm64", "architectures, by Go's names")
 	flag.Parse()
-	r.time = time.Unix(epoch, 0).UTC()
+	r.time, r.arches = time.Unix(epoch, 0).UTC(), strings.Fields(*arches)
 	if err := r.make(key); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
@@ -58,7 +57,7 @@ func (r release) make(key string) (err error) {
 	defer os.RemoveAll(r.out)
 	var images []nodeImage
 	var parts []part
-	for _, arch := range arches {
+	for _, arch := range r.arches {
 		t, err := readTree(filepath.Join(r.built, arch))
 		if err != nil {
 			return err

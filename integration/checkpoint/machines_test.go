@@ -22,6 +22,19 @@ func TestOtherMachines(t *testing.T) {
 	t.Run("native snapshotter", func(t *testing.T) {
 		thereAndBack(t, session.Own(t, harness.Options{Snapshotter: "native"}), harness.RunSpec{GPUs: []int{0}})
 	})
+	t.Run("mounts that systemd shares", func(t *testing.T) {
+		if err := unix.Access("/run/systemd/system", unix.F_OK); err == nil {
+			t.Skip("every test has them here")
+		}
+		c := session.Own(t, harness.Options{Bins: inMounts(t, "mount --make-rshared /")})
+		k := thereAndBack(t, c, harness.RunSpec{GPUs: []int{0}})
+		k.MustRemove(t)
+		k = c.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+		k.Expect(t, "count", "101")
+		if got := propagationOf(t, k.MustPid(t), "/etc/resolv.conf"); !strings.HasPrefix(got, "master:") {
+			t.Errorf("%q, want that mounts come to it", got)
+		}
+	})
 	t.Run("cgroup version 2", func(t *testing.T) {
 		c := shared
 		if harness.CgroupVersion() != 2 {
@@ -69,18 +82,42 @@ func killedWhileFrozen(t *testing.T, c *harness.Containerd, k *harness.Container
 // its controllers of version 1 in use, so there is the freezer and no limit.
 func unified(t *testing.T) harness.Bins {
 	t.Helper()
+	return inMounts(t, "mount --make-rprivate / && umount -lR /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup")
+}
+
+// inMounts returns the programs with a containerd that has a mount namespace of its own, in which a
+// command changes the mounts first.
+func inMounts(t *testing.T, command string) harness.Bins {
+	t.Helper()
 	program, err := bins.Path("containerd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	script := "#!/bin/sh\nexec unshare --mount sh -c 'mount --make-rprivate / && umount -lR /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec " + program + " \"$@\"' containerd \"$@\"\n"
+	script := "#!/bin/sh\nexec unshare --mount sh -c '" + command + " && exec " + program + " \"$@\"' containerd \"$@\"\n"
 	write(t, filepath.Join(dir, "containerd"), script, 0o755)
 	b, err := bins.Before(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// propagationOf returns the optional fields of a process's mount at a path, such as "master:3".
+func propagationOf(t *testing.T, pid int, at string) string {
+	t.Helper()
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		before, _, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); len(fields) > 5 && fields[4] == at {
+			return strings.Join(fields[6:], " ")
+		}
+	}
+	t.Fatalf("nothing is mounted at %s: %s", at, mounts)
+	return ""
 }
 
 // thereAndBack takes a container through every operation, and returns it as it was restored.

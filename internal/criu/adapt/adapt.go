@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package adapt changes what CRIU's images say of open files where the place of a restore is not
+// Package adapt changes what CRIU's images say of open files and mounts where the place of a restore is not
 // that of the dump.
 //
 // CRIU has one switch for all TCP connections, open or closed, and one for all files whose size has
@@ -13,6 +13,8 @@
 //     becomes a socket without a connection, as CRIU's own switch makes it.
 //   - A socket that has the old pod's address gets the new one's.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
+//   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets
+//     them no longer: CRIU does not see the host's mounts.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
 //     if the node or the container says so.
 //
@@ -27,6 +29,7 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -53,6 +56,8 @@ type Place struct {
 	Shared bool
 	// Network is the path of a network namespace that is Shared; "" is the host's.
 	Network string
+	// Slaves are the mounts of the dump, by their number, to which mounts of the host's came unasked.
+	Slaves map[uint32]bool
 	// Volumes are the mounts of the dump, by their number, on which a file may have changed.
 	Volumes map[int32]bool
 }
@@ -108,6 +113,10 @@ func (p *Plan) Edit(entry proto.Message) {
 	switch e := entry.(type) {
 	case *fdinfo.FileEntry:
 		p.file(e)
+	case *mnt.MntEntry:
+		if p.place.Slaves[e.GetMntId()] {
+			e.MasterId = nil
+		}
 	case *inventory.InventoryEntry:
 		if p.place.Connections {
 			e.TcpClose = nil // CRIU would insist on its own switch

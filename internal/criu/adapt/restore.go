@@ -4,6 +4,9 @@
 package adapt
 
 import (
+	"path"
+	"slices"
+
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
@@ -44,8 +47,28 @@ func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (*P
 	if err != nil {
 		return nil, err
 	}
-	place.Connections, place.Closed = !decided, closed
+	place.Connections, place.Closed, place.Slaves = !decided, closed, slaves(spec, mounts)
 	return Make(place, files), nil
+}
+
+// slaves returns the mounts from outside to which the host's later mounts come, without a word of that in
+// the spec: runc makes them so where the host shares its mounts, as systemd does.
+func slaves(spec *specs.Spec, mounts []*mnt.MntEntry) map[uint32]bool {
+	asked := func(options ...string) bool {
+		return slices.ContainsFunc(options, func(o string) bool { return slices.Contains([]string{"shared", "rshared", "slave", "rslave"}, o) })
+	}
+	found := make(map[uint32]bool)
+	for _, m := range mounts {
+		at := path.Clean("/" + m.GetMountpoint())
+		outside := at == "/" || m.GetExtMount() || m.GetExtKey() != ""
+		if m.GetMasterId() == 0 || m.GetSharedId() != 0 || !outside || spec.Linux != nil && asked(spec.Linux.RootfsPropagation) {
+			continue
+		}
+		found[m.GetMntId()] = !slices.ContainsFunc(spec.Mounts, func(s specs.Mount) bool {
+			return path.Clean("/"+s.Destination) == at && asked(s.Options...)
+		})
+	}
+	return found
 }
 
 // each calls do with each mount and open file of a dump, and with its inventory.

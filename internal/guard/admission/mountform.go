@@ -82,20 +82,30 @@ func (a *allowance) form(m *mnt.MntEntry, byID map[uint32]*mnt.MntEntry, outside
 	return options(m, a.specMount(at))
 }
 
-// fromHost reports whether a mount is one of the host's hierarchies of cgroups (version 1). runc binds
-// these, and where systemd shares all mounts of the host, those that are made there come to it.
+// fromHost reports whether a mount of the host's may be one that mounts come to, and none go from: runc
+// makes it so where the host shares it, as systemd shares all, and the spec does not say private.
 func (a *allowance) fromHost(m *mnt.MntEntry) bool {
-	spec := a.specMount(m.GetMountpoint())
-	return m.GetSharedId() == 0 && isExternal(m) && mnt.Fstype(m.GetFstype()) == mnt.Fstype_CGROUP && spec != nil && spec.Type == "cgroup"
+	at := m.GetMountpoint()
+	if m.GetSharedId() != 0 || at != "/" && !isExternal(m) {
+		return false
+	}
+	return !slices.ContainsFunc(a.propagation(at), func(mode string) bool {
+		return slices.Contains([]string{"private", "rprivate", "unbindable", "runbindable"}, mode)
+	})
 }
 
-// propagates reports whether the spec has mounts come to a place or from it.
-func (a *allowance) propagates(at string) bool {
+// propagation returns the modes that the spec has for a place, among other options.
+func (a *allowance) propagation(at string) []string {
 	modes := []string{a.spec.Linux.RootfsPropagation}
 	if m := a.specMount(at); m != nil {
 		modes = append(modes, m.Options...)
 	}
-	return slices.ContainsFunc(modes, func(mode string) bool {
+	return modes
+}
+
+// propagates reports whether the spec has mounts come to a place or from it.
+func (a *allowance) propagates(at string) bool {
+	return slices.ContainsFunc(a.propagation(at), func(mode string) bool {
 		return slices.Contains([]string{"shared", "rshared", "slave", "rslave"}, mode)
 	})
 }

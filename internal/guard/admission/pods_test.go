@@ -62,6 +62,25 @@ func TestCheckOfPods(t *testing.T) {
 			d.Mounts = append(d.Mounts, m)
 		}
 	}
+	// A file of the host's, whose mounts come to it, as runc has it where systemd shares them; and the root.
+	bound := func(options ...string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/etc/resolv.conf", Type: "bind", Source: "/etc/resolv.conf", Options: options})
+		}
+	}
+	slave := func(key string, shared uint32) func(*criu.Dump) {
+		return func(d *criu.Dump) {
+			m := &mnt.MntEntry{
+				Fstype: proto.Uint32(uint32(mnt.Fstype_UNSUPPORTED)), MntId: proto.Uint32(9), RootDev: proto.Uint32(9), ParentMntId: proto.Uint32(1),
+				Flags: proto.Uint32(1), Root: new("/"), Mountpoint: new("/etc/resolv.conf"), Source: new(""), Options: new(""), MasterId: proto.Uint32(30), ExtKey: &key,
+			}
+			if shared != 0 {
+				m.SharedId = &shared
+			}
+			d.Mounts = append(d.Mounts, m)
+		}
+	}
+	rootSlave := func(d *criu.Dump) { d.Mounts[0].MasterId = proto.Uint32(30) }
 	userNS := func(s *specs.Spec) {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
@@ -92,6 +111,11 @@ func TestCheckOfPods(t *testing.T) {
 		"with set-user-id":                  {cgroups("ro", "nosuid"), cgroupMount(0), "not nosuid"},
 		"a hierarchy of the host's":         {cgroups("ro", "nosuid"), hierarchy("/sys/fs/cgroup/pids", 0), ""},
 		"one that the host's mounts follow": {cgroups("ro", "nosuid"), hierarchy("/sys/fs/cgroup/pids", 31), "the spec has it private"},
+		"a file of the host's":              {bound("rbind", "ro"), slave("/etc/resolv.conf", 0), ""},
+		"a file that was to be private":     {bound("rbind", "rprivate", "ro"), slave("/etc/resolv.conf", 0), "the spec has it private"},
+		"a file that the host's follow":     {bound("rbind", "ro"), slave("/etc/resolv.conf", 31), "the spec has it private"},
+		"a root that mounts come to":        {func(*specs.Spec) {}, rootSlave, ""},
+		"a root that was to be private":     {func(s *specs.Spec) { s.Linux.RootfsPropagation = "private" }, rootSlave, "the spec has it private"},
 		"one that is not from outside":      {cgroups("ro", "nosuid"), hierarchy("", 0), "the spec has it private"},
 		"a user namespace":                  {userNS, maps(same, same), ""},
 		"with fewer ids":                    {userNS, maps(extent(1000, 101000, 10), same), ""},

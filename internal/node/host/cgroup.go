@@ -268,14 +268,15 @@ func (c *Cgroup) ThawIfKilled(first int) error {
 
 // IsNamed reports whether the cgroup is that of a container, by its name: the last part of the path
 // that the spec asks for (linux.cgroupsPath), or the container's id where it asks for none. It
-// stands alone or, by systemd's rules, in "PREFIX-NAME.scope".
+// stands alone or, by systemd's rules, in "PREFIX-NAME.scope". A runc that was not told of systemd makes
+// a directory "SLICE:PREFIX:NAME".
 func (c *Cgroup) IsNamed(asked, id string) bool {
 	name := id
 	if asked != "" {
 		name = asked[strings.LastIndexAny(asked, "/:")+1:]
 	}
 	is := filepath.Base(c.dir)
-	return name != "" && (is == name || is == name+".scope" || strings.HasSuffix(is, "-"+name+".scope"))
+	return name != "" && (is == name || is == name+".scope" || strings.HasSuffix(is, "-"+name+".scope") || is == filepath.Base(asked))
 }
 
 // IsAt reports whether the cgroup is the one that a spec asks for (linux.cgroupsPath): a path, or,
@@ -287,12 +288,24 @@ func (c *Cgroup) IsAt(asked string) bool {
 	return strings.HasSuffix(filepath.Clean(c.dir), filepath.Join("/", asked))
 }
 
+// IsSystemdPath reports whether a path of cgroups (linux.cgroupsPath) is one by systemd's rules, "SLICE:PREFIX:NAME".
+func IsSystemdPath(asked string) bool {
+	slice, _, _ := strings.Cut(asked, ":")
+	return strings.Count(asked, ":") == 2 && strings.HasSuffix(slice, ".slice")
+}
+
+// RunsSystemd reports whether systemd runs this machine (sd_booted(3)).
+func RunsSystemd() bool {
+	_, err := os.Stat("/run/systemd/system")
+	return err == nil
+}
+
 // RemoveCgroup removes the cgroup that a spec asks for (linux.cgroupsPath), and those in it, from all
-// hierarchies. It is for one whose runc was killed before it could. It is no error if there is none,
-// or if systemd has it, which removes it.
+// hierarchies. It is for one whose runc was killed before it could. It is no error if there is none, as
+// where systemd has it, which removes it.
 func RemoveCgroup(asked string) error {
 	path := filepath.Join("/", asked)
-	if path == "/" || strings.Contains(asked, ":") {
+	if path == "/" {
 		return nil
 	}
 	roots := []string{unifiedRoot, filepath.Join(unifiedRoot, "unified")} // the second where both versions are

@@ -145,7 +145,7 @@ func makeCgroup(t *testing.T, in string) *Cgroup {
 		t.Fatal(err)
 	}
 	cg := &Cgroup{dir: dir}
-	if cgroups.Mode() == cgroups.Unified {
+	if _, err := os.Stat(filepath.Join(dir, "cgroup.freeze")); err == nil {
 		cg.v2 = new(cgroup2.Manager)
 	}
 	t.Cleanup(func() {
@@ -160,12 +160,23 @@ func makeCgroup(t *testing.T, in string) *Cgroup {
 	return cg
 }
 
-// All processes of a frozen cgroup end, those of one below it too, and nobody else.
+// All processes of a frozen cgroup end, those of one below it too, and nobody else. On a machine with
+// both versions of cgroups each is tried.
 func TestKill(t *testing.T) {
-	root := "/sys/fs/cgroup/freezer"
-	if cgroups.Mode() == cgroups.Unified {
-		root = unifiedRoot
+	tried := 0
+	for _, root := range []string{"/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified", unifiedRoot} {
+		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
+			continue
+		}
+		tried++
+		t.Run(filepath.Base(root), func(t *testing.T) { testKill(t, root) })
 	}
+	if tried == 0 {
+		t.Error("no cgroups are mounted")
+	}
+}
+
+func testKill(t *testing.T, root string) {
 	cg, other := makeCgroup(t, root), makeCgroup(t, root)
 	below := makeCgroup(t, cg.Dir()).Dir()
 	in := make(map[string]*exec.Cmd)
@@ -191,6 +202,11 @@ func TestKill(t *testing.T) {
 	}
 	if err := in[other.Dir()].Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("another cgroup: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(cg.Dir(), "cgroup.kill")); err == nil {
+		if frozen, err := cg.Frozen(); err != nil || !frozen {
+			t.Errorf("frozen %v, %v: they were killed one by one", frozen, err)
+		}
 	}
 }
 
@@ -249,19 +265,21 @@ func TestRemoveCgroup(t *testing.T) {
 	if cgroups.Mode() != cgroups.Unified {
 		root = filepath.Join(unifiedRoot, "pids")
 	}
-	name := fmt.Sprintf("gpuckpt-test-%d/container", os.Getpid())
-	if err := os.MkdirAll(filepath.Join(root, name, "below"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // the second time there is none
-		if err := RemoveCgroup("/" + name); err != nil {
+	above := fmt.Sprintf("gpuckpt-test-%d", os.Getpid())
+	for _, name := range []string{above + "/container", above + ".slice:nerdctl:container"} {
+		if err := os.MkdirAll(filepath.Join(root, name, "below"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := os.Stat(filepath.Join(root, name)); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("it is there, %v", err)
+		for range 2 { // the second time there is none
+			if err := RemoveCgroup("/" + name); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Stat(filepath.Join(root, name)); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is there, %v", name, err)
+			}
 		}
 	}
-	if err := os.Remove(filepath.Dir(filepath.Join(root, name))); err != nil {
+	if err := os.Remove(filepath.Join(root, above)); err != nil {
 		t.Error(err) // the one above stays
 	}
 	for _, none := range []string{"", "/", "system.slice:cri:x", "/../.."} {

@@ -16,11 +16,24 @@ func TestIsNamed(t *testing.T) {
 		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id.scope", true},
 		{"kubepods-pod1.slice:cri-containerd:id", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-id2.scope", false},
 		{"system.slice::id", "/system.slice/id.scope", true},
+		{"system.slice:nerdctl:id", "/sys/fs/cgroup/system.slice:nerdctl:id", true},
+		{"system.slice:nerdctl:id", "/sys/fs/cgroup/system.slice:nerdctl:id2", false},
 		{"", "/id", true},
 		{"", "/", false},
 	} {
 		if is := (&Cgroup{dir: test.path}).IsNamed(test.asked, "id"); is != test.is {
 			t.Errorf("%q asked for, %q: %t", test.asked, test.path, is)
+		}
+	}
+}
+
+func TestIsSystemdPath(t *testing.T) {
+	for path, is := range map[string]bool{
+		"system.slice:nerdctl:id": true, "kubepods-pod1.slice:cri-containerd:id": true, "user.slice::id": true,
+		"": false, "/default/id": false, "/a.slice/id": false, "::id": false, "a:b:c": false, "a.slice:b": false, "a.slice:b:c:d": false,
+	} {
+		if got := IsSystemdPath(path); got != is {
+			t.Errorf("%q: %t", path, got)
 		}
 	}
 }
