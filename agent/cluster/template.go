@@ -24,8 +24,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// tries is how often a replica's container is started from its checkpoint in vain after the first time.
-const tries = 2
+// tries is how often a restore that fails is tried again before the replica starts cold.
+const tries = 1
 
 // templates has replicas continue from the checkpoint of the first one of their template that was ready.
 //
@@ -183,14 +183,13 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) error {
 func stuck(pod *corev1.Pod, given map[string]string) string {
 	now := images(pod)
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
-		w := s.State.Waiting
+		w, ended := s.State.Waiting, s.LastTerminationState.Terminated
 		switch {
-		case s.Ready || now[s.Name] == given[s.Name]:
-		case w != nil && w.Reason == "ImagePullBackOff":
+		case w == nil || now[s.Name] == given[s.Name]:
+		case w.Reason == "ImagePullBackOff":
 			return fmt.Sprintf("container %s: %s", s.Name, w.Message)
-		case s.RestartCount >= tries && s.LastTerminationState.Terminated != nil:
-			t := s.LastTerminationState.Terminated
-			return fmt.Sprintf("container %s has ended %d times: %s: %s", s.Name, s.RestartCount, t.Reason, t.Message)
+		case w.Reason == "CrashLoopBackOff" && s.RestartCount >= tries && ended != nil:
+			return fmt.Sprintf("container %s: %s: %s", s.Name, ended.Reason, ended.Message)
 		}
 	}
 	return ""
@@ -208,15 +207,7 @@ func images(pod *corev1.Pod) map[string]string {
 // given returns the images that a replica's template has. What is no such note counts for nothing.
 func given(pod *corev1.Pod) map[string]string {
 	all := images(pod)
-	var noted map[string]string
-	if json.Unmarshal([]byte(pod.Annotations[api.ImagesAnnotation]), &noted) != nil {
-		return all
-	}
-	for name, image := range noted {
-		if all[name] != "" && image != "" {
-			all[name] = image
-		}
-	}
+	_ = json.Unmarshal([]byte(pod.Annotations[api.ImagesAnnotation]), &all) // over those that it has now
 	return all
 }
 

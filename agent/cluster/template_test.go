@@ -228,29 +228,28 @@ func TestImagesOfACheckpoint(t *testing.T) {
 	}
 }
 
-// A pod that its checkpoint does not start starts cold, and says why. One that takes its time, or was ready
-// when it was last seen, is left alone.
+// A pod that its checkpoint does not start starts cold, and says why. One that takes its time, or runs, is
+// left alone.
 func TestStuck(t *testing.T) {
-	ended := func(times int32) corev1.ContainerStatus {
-		return corev1.ContainerStatus{Name: "main", RestartCount: times, LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "StartError", Message: "no room"}}}
+	waits := func(reason string, restarts int32) corev1.ContainerStatus {
+		return corev1.ContainerStatus{
+			Name: "main", RestartCount: restarts, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "of " + reason}},
+			LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "StartError", Message: "no room"}},
+		}
 	}
-	waits := func(reason string) corev1.ContainerStatus {
-		return corev1.ContainerStatus{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "of " + reason}}}
-	}
-	ready := ended(9)
-	ready.Ready = true
-	another := ended(9)
-	another.Name = "init"
+	runs, another := waits("", 9), waits("CrashLoopBackOff", 9)
+	runs.State, another.Name = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, "init"
 	for name, c := range map[string]struct {
 		status corev1.ContainerStatus
 		why    string
 	}{
-		"no image":     {waits("ImagePullBackOff"), "of ImagePullBackOff"},
-		"pulls":        {waits("ContainerCreating"), ""},
-		"ended once":   {ended(1), ""},
-		"ended twice":  {ended(2), "has ended 2 times: StartError: no room"},
-		"ready again":  {ready, ""},
-		"another ends": {another, ""},
+		"no image":        {waits("ImagePullBackOff", 0), "container main: of ImagePullBackOff"},
+		"pulls":           {waits("ContainerCreating", 0), ""},
+		"failed once":     {waits("CrashLoopBackOff", 0), ""},
+		"failed twice":    {waits("CrashLoopBackOff", 1), "container main: StartError: no room"},
+		"is tried again":  {waits("ContainerCreating", 1), ""},
+		"runs, not ready": {runs, ""},
+		"another fails":   {another, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			k := newTest(t)

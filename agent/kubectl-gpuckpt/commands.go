@@ -133,7 +133,7 @@ func stage(k *api.Checkpoint) string {
 	return fmt.Sprintf("%s, %s checkpointed", k.Status.Stage, size(k.Status.Bytes))
 }
 
-// restore prints or makes a pod that continues from a Checkpoint.
+// restore prints a pod that continues from a Checkpoint.
 func (p plugin) restore(ctx context.Context, name string, a asked) error {
 	var k api.Checkpoint
 	if err := p.get(ctx, name, &k); err != nil {
@@ -165,13 +165,6 @@ func (p plugin) restore(ctx context.Context, name string, a asked) error {
 	}
 	if secret := (corev1.LocalObjectReference{Name: cmp.Or(a.secret, k.Spec.PushSecret)}); secret.Name != "" && !slices.Contains(fresh.Spec.ImagePullSecrets, secret) {
 		fresh.Spec.ImagePullSecrets = append(fresh.Spec.ImagePullSecrets, secret)
-	}
-	if a.apply {
-		if err := p.client.Create(ctx, fresh); err != nil {
-			return err
-		}
-		fmt.Fprintf(p.out, "pod/%s created\n", fresh.Name)
-		return nil
 	}
 	text, err := yaml.Marshal(fresh)
 	if err != nil {

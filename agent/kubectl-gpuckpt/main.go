@@ -26,7 +26,7 @@ import (
 const usage = `Checkpoint, restore and migrate GPU pods.
 
   kubectl gpuckpt checkpoint POD [--container NAME] [--to REPOSITORY[:TAG]] [--wait]
-  kubectl gpuckpt restore CHECKPOINT [--like POD] [--name NAME] [--apply]
+  kubectl gpuckpt restore CHECKPOINT [--like POD] [--name NAME] | kubectl apply -f -
   kubectl gpuckpt migrate POD --to-node NODE [--to REPOSITORY] [--wait]
   kubectl gpuckpt ls
   kubectl gpuckpt logs CHECKPOINT|MIGRATION|POD
@@ -37,7 +37,7 @@ Without --to a pod's annotations gpuckpt.dev/repository and gpuckpt.dev/push-sec
 // asked is what a command is told.
 type asked struct {
 	container, to, secret, name, node, like string
-	wait, apply                             bool
+	wait                                    bool
 }
 
 // commands are run with the one argument that they have, if they have one.
@@ -47,7 +47,7 @@ var commands = map[string]struct {
 	run      func(p plugin, ctx context.Context, argument string, a asked) error
 }{
 	"checkpoint": {"POD", "container to push-secret name wait", plugin.checkpoint},
-	"restore":    {"CHECKPOINT", "like name push-secret apply", plugin.restore},
+	"restore":    {"CHECKPOINT", "like name push-secret", plugin.restore},
 	"migrate":    {"POD", "to-node to push-secret name wait", plugin.migrate},
 	"ls":         {"", "", plugin.list},
 	"logs":       {"CHECKPOINT, MIGRATION or POD", "", plugin.logs},
@@ -78,12 +78,11 @@ func run(ctx context.Context, args []string, connect func(clientcmd.ClientConfig
 	flags.StringVarP(&a.container, "container", "c", "", "one container of the pod; all that run, by default")
 	flags.StringVar(&a.to, "to", "", "where the image goes: a repository, and a tag if it is not the object's name")
 	flags.StringVar(&a.secret, "push-secret", "", "the secret to push with, of type kubernetes.io/dockerconfigjson; the new pod pulls with it")
-	flags.StringVar(&a.name, "name", "", "name of the object, or of the new pod")
+	flags.StringVar(&a.name, "name", "", "name of the object, or of the pod that restore prints")
 	flags.StringVar(&a.node, "to-node", "", "the node to go to; any other, by default")
 	flags.StringVar(&a.like, "like", "", "the pod whose specification the new one gets; the checkpoint's, by default")
 	flags.BoolVar(&a.wait, "wait", false, "show the stages, and wait for the end")
-	flags.BoolVar(&a.apply, "apply", false, "make the pod, not only print it")
-	own := strings.Fields("container to push-secret name to-node like wait apply")
+	own := strings.Fields("container to push-secret name to-node like wait")
 	flags.StringVar(&rules.ExplicitPath, "kubeconfig", "", "the configuration to use")
 	clientcmd.BindOverrideFlags(overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
 	if err := flags.Parse(args); err != nil {
