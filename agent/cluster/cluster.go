@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster is what one program does for all nodes: Migrations, schedules, replicas that continue
-// from one checkpoint, the checkpoints of pods at their end, the images of Checkpoints that are deleted, and the keys of nodes that are gone. It makes Checkpoint objects and
-// pods; the agents of the nodes do the checkpoints.
+// from one checkpoint, the checkpoints of pods at their end, the images of Checkpoints that are deleted,
+// and the keys of nodes that are gone. It makes Checkpoint objects and pods; the agents of the nodes do
+// the checkpoints.
 package cluster
 
 import (

@@ -176,7 +176,8 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) error {
 	if err := r.direct.List(ctx, &made, client.InNamespace(key.Namespace), client.MatchingLabels(family)); err != nil {
 		return err
 	}
-	return r.drop(ctx, made.Items, keep, func(api.Checkpoint) string { return "" })
+	taken := slices.DeleteFunc(made.Items, func(k api.Checkpoint) bool { return k.Status.Template == "" }) // whoever makes one writes labels
+	return r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
 }
 
 // stuck returns why a pod does not start from its checkpoint, or "".

@@ -314,9 +314,11 @@ func TestTemplateRefused(t *testing.T) {
 	k.taken() // the first one's
 }
 
-// Of an owner's templates the newest checkpoints are kept; of others all.
+// Of an owner's templates the newest checkpoints are kept; of others all, whatever label they have.
 func TestTemplateKeeps(t *testing.T) {
-	k := newTest(t)
+	k := newTest(t, &api.Checkpoint{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "somebodys-own", Labels: map[string]string{api.TemplateLabel: "server"}}, Status: api.Status{Phase: api.Succeeded},
+	})
 	for i := range keep + 3 {
 		for _, family := range []string{"server", "other"} {
 			if family == "other" && i >= keep+1 {
@@ -331,7 +333,7 @@ func TestTemplateKeeps(t *testing.T) {
 			k.clock = k.clock.Add(time.Minute)
 			for _, c := range all.Items {
 				if c.Status.Phase == "" {
-					c.Status.Phase = api.Succeeded
+					c.Status.Phase, c.Status.Template = api.Succeeded, "digest"
 					k.must(k.client.Status().Update(t.Context(), &c))
 				}
 				if c.CreationTimestamp.IsZero() {
@@ -350,7 +352,7 @@ func TestTemplateKeeps(t *testing.T) {
 		}
 	}
 	slices.Sort(left)
-	if want := []string{"other-r0", "other-r1", "other-r2", "other-r3", "server-r2", "server-r3", "server-r4", "server-r5"}; !slices.Equal(left, want) {
+	if want := []string{"other-r0", "other-r1", "other-r2", "other-r3", "server-r2", "server-r3", "server-r4", "server-r5", "somebodys"}; !slices.Equal(left, want) {
 		t.Errorf("there are %q, want %q", left, want)
 	}
 }
