@@ -24,9 +24,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// tries is how often a restore that fails is tried again before the replica starts cold.
-const tries = 1
-
 // templates has replicas continue from the checkpoint of the first one of their template that was ready.
 //
 // A template has a gate, which keeps its pods from being scheduled. A pod whose template has a checkpoint
@@ -189,7 +186,7 @@ func stuck(pod *corev1.Pod, given map[string]string) string {
 		case w == nil || now[s.Name] == given[s.Name]:
 		case w.Reason == "ImagePullBackOff":
 			return fmt.Sprintf("container %s: %s", s.Name, w.Message)
-		case w.Reason == "CrashLoopBackOff" && s.RestartCount >= tries && ended != nil:
+		case w.Reason == "CrashLoopBackOff" && s.RestartCount > 0 && ended != nil: // it has failed twice
 			return fmt.Sprintf("container %s: %s: %s", s.Name, ended.Reason, ended.Message)
 		}
 	}

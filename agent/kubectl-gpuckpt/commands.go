@@ -272,9 +272,6 @@ func (p plugin) logs(ctx context.Context, name string, _ asked) error {
 
 // size words a number of bytes.
 func size(bytes int64) string {
-	if bytes < 1<<20 {
-		return fmt.Sprintf("%d B", bytes)
-	}
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
 	}

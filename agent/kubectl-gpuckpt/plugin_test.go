@@ -247,7 +247,7 @@ func TestListAndLogs(t *testing.T) {
 		}},
 		event("1", "Pod", "trainer", "v1", "Checkpointed"), event("2", "Pod", "other", "v1", "Other"), event("3", "Checkpoint", "done", "gpuckpt.dev/v1alpha1", "Pushed"), event("4", "Deployment", "done", "apps/v1", "Other"))
 	out, _, err := u.runs("ls")
-	if want := `(?s)^NAME +KIND +POD +STATE +SIZE +NODE +AGE +IMAGE\ndone +Checkpoint +trainer +Succeeded +3\.0 GiB +here +\S+ +r\.test/team/job:done\nm +Migration +trainer +Failed: RestoreFailed +0 B +here → there +\S+ +\n$`; err != nil || !regexp.MustCompile(want).MatchString(out) {
+	if want := `(?s)^NAME +KIND +POD +STATE +SIZE +NODE +AGE +IMAGE\ndone +Checkpoint +trainer +Succeeded +3\.0 GiB +here +\S+ +r\.test/team/job:done\nm +Migration +trainer +Failed: RestoreFailed +0\.0 MiB +here → there +\S+ +\n$`; err != nil || !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	out, _, err = u.runs("logs", "done")
