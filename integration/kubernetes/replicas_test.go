@@ -11,6 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
 // A Deployment whose template has the gate: the first replica starts cold and is checkpointed as soon as its
@@ -77,6 +81,24 @@ func (j *journey) testReplicas(t *testing.T) {
 		return len(strings.Fields(j.kubectl(t, "get", "checkpoints", "--selector", kept, "--output", "name"))) == 2
 	})
 	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", kept, "--timeout=60s")
+
+	// An image that the registry has lost keeps no replica from starting.
+	image := j.kubectl(t, "get", "checkpoints", "--selector", kept, "--sort-by=.metadata.creationTimestamp", "--output", "jsonpath={.items[-1:].spec.repository}@{.items[-1:].status.containers[0].digest}")
+	ref, err := name.NewDigest(image, name.Insecure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user, password := j.nodes[0].Registry().Login()
+	if err := remote.Delete(ref, remote.WithTransport(j.nodes[0].Registry().Transport()), remote.WithAuth(&authn.Basic{Username: user, Password: password}), remote.WithContext(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	known = append(known, again.name)
+	j.only(t, 1)
+	j.kubectl(t, "scale", "deployment/replicas", "--replicas=2")
+	lost := j.replica(t, 1, known)
+	lost.says(t, "StartsCold", "its checkpoint does not start: container server: ")
+	lost.counts(t, "101")
+	lost.noted(t, false)
 	j.kubectl(t, "delete", "deployment", "replicas", "--cascade=foreground", "--timeout=60s")
 	within(t, "the Checkpoints go with their owners", func() bool {
 		return j.kubectl(t, "get", "checkpoints", "--selector", kept, "--output", "name") == ""
