@@ -11,14 +11,14 @@ import (
 
 // Images returns the images that a Checkpoint has made, by the names of the containers. They are in the
 // repository that was admitted, whatever the agent that pushed them says.
-func (k *Checkpoint) Images() map[string]string {
+func (c *Checkpoint) Images() map[string]string {
 	images := map[string]string{}
-	for _, c := range k.Status.Containers {
-		image := c.Image
-		if tag, ok := strings.CutPrefix(image, k.Spec.Repository+":"); !ok || strings.Contains(tag, "/") {
-			image = k.Spec.Repository
+	for _, made := range c.Status.Containers {
+		image := made.Image
+		if tag, ok := strings.CutPrefix(image, c.Spec.Repository+":"); !ok || strings.Contains(tag, "/") {
+			image = c.Spec.Repository
 		}
-		images[c.Name] = image + "@" + c.Digest
+		images[made.Name] = image + "@" + made.Digest
 	}
 	return images
 }

@@ -181,14 +181,10 @@ func TestMigrate(t *testing.T) {
 		}
 		err := c.Get(ctx, key, o, opts...)
 		if m, ok := o.(*api.Migration); ok && err == nil {
+			m.Status.To, m.Status.Conditions = "there", [][]metav1.Condition{
+				nil, {{Type: api.Checkpointed, Status: metav1.ConditionTrue}}, {{Type: api.Complete, Status: metav1.ConditionTrue}},
+			}[min(at, 2)]
 			at++
-			m.Status.To = "there"
-			m.Status.Conditions = []metav1.Condition{{Type: api.Checkpointed, Status: metav1.ConditionTrue}, {Type: api.Complete}}[:max(at, 3)-2]
-			if at == 1 {
-				m.Status.Conditions = nil
-			} else if at == 3 {
-				m.Status.Conditions = []metav1.Condition{{Type: api.Complete, Status: metav1.ConditionTrue}}
-			}
 		}
 		return err
 	}})
