@@ -54,8 +54,9 @@ internal/gpu/steer/copier/copier.bin: internal/gpu/steer/copier/copier.S
 
 # A module of its own: Kubernetes' libraries stay out of the others.
 .PHONY: agent
-agent: ## Build the agent that does what Checkpoint objects ask for into .build/bin.
+agent: ## Build the agent that does what Checkpoint objects ask for, and kubectl's plugin, into .build/bin.
 	CGO_ENABLED=0 go -C agent build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/gpuckpt-agent .
+	CGO_ENABLED=0 go -C agent build $(GOFLAGS_SMALL) -o $(abspath $(BIN))/ ./kubectl-gpuckpt
 
 .PHONY: install
 install: build ## Install them into PREFIX/bin (default /usr/local).

@@ -101,6 +101,9 @@ type Status struct {
 	// writes both, and no agent may change them.
 	Node   string    `json:"node,omitempty"`
 	PodUID types.UID `json:"podUID,omitempty"`
+	// Template is a digest of the template that the pod was made of, if it came with the gate. The
+	// controller writes it, and no agent may change it.
+	Template string `json:"template,omitempty"`
 	// Restarts is how often the agent was restarted meanwhile.
 	Restarts       int32              `json:"restarts,omitempty"`
 	StartTime      *metav1.Time       `json:"startTime,omitempty"`

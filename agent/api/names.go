@@ -36,8 +36,13 @@ const (
 	MigrationAnnotation = "gpuckpt.dev/migration"
 	// RestoreAnnotation of a pod has the runtime continue its checkpoint image.
 	RestoreAnnotation = "dev.gpuckpt.restore"
-	// Gate keeps a Migration's pod from being scheduled until its image is there.
+	// Gate keeps a pod from being scheduled until its images are known: a Migration's, and the replicas of a
+	// template that has it.
 	Gate = "gpuckpt.dev/checkpoint"
+	// ImagesAnnotation of a replica has the images that its template has, by the names of the containers.
+	ImagesAnnotation = "gpuckpt.dev/images"
+	// TemplateLabel of a Checkpoint has the name of what owns the replicas that it was made for.
+	TemplateLabel = "gpuckpt.dev/template"
 	// ImageFinalizer of a Checkpoint has its images deleted in the registry before it goes.
 	ImageFinalizer = "gpuckpt.dev/image"
 )
@@ -50,9 +55,12 @@ const (
 )
 
 // EvictionName is the name of the Checkpoint or Migration that is made for a pod at its end.
-func EvictionName(pod, uid string) string {
-	const most = 50 // it is a tag, and part of the name of a pod
-	return strings.TrimRight(pod[:min(len(pod), most)], "-.") + "-" + uid[:min(len(uid), 8)]
+func EvictionName(pod, uid string) string { return Short(pod) + "-" + uid[:min(len(uid), 8)] }
+
+// Short cuts a name, so that more may follow it in a tag, a label or the name of a pod.
+func Short(name string) string {
+	const most = 50
+	return strings.TrimRight(name[:min(len(name), most)], "-.")
 }
 
 // Ending returns what is to be done for a pod that ends and says so in its annotations: nothing, or

@@ -132,7 +132,7 @@ func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*failure, e
 	case pod.Spec.NodeName == "":
 		return &failure{api.NotScheduled, fmt.Errorf("the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod))}, nil
 	}
-	k.Status.Node, k.Status.PodUID = pod.Spec.NodeName, pod.UID
+	k.Status.Node, k.Status.PodUID, k.Status.Template = pod.Spec.NodeName, pod.UID, template(&pod)
 	return nil, r.client.Status().Update(ctx, k)
 }
 

@@ -1,9 +1,10 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is what one program does for all nodes: Migrations, schedules, the checkpoints of
-// pods at their end, the images of Checkpoints that are deleted, and the keys of nodes that are gone. It makes Checkpoint objects and
-// pods; the agents of the nodes do the checkpoints.
+// Package cluster is what one program does for all nodes: Migrations, schedules, replicas that continue
+// from one checkpoint, the checkpoints of pods at their end, the images of Checkpoints that are deleted,
+// and the keys of nodes that are gone. It makes Checkpoint objects and pods; the agents of the nodes do
+// the checkpoints.
 package cluster
 
 import (
@@ -61,6 +62,9 @@ func Add(m manager.Manager, o Options) error {
 	ends := builder.WithPredicates(predicate.NewPredicateFuncs(func(o client.Object) bool {
 		return o.GetAnnotations()[api.OnEviction] != "" || o.GetAnnotations()[api.OnDeletion] != ""
 	}))
+	namespace := handler.EnqueueRequestsFromMapFunc(func(_ context.Context, o client.Object) []ctrl.Request {
+		return []ctrl.Request{{NamespacedName: client.ObjectKey{Namespace: o.GetNamespace()}}}
+	})
 	comesOrGoes := builder.WithPredicates(predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }})
 	build := func(name string) *ctrl.Builder {
 		return ctrl.NewControllerManagedBy(m).Named(name).WithOptions(runner.Options{MaxConcurrentReconciles: turns.AtOnce})
@@ -69,6 +73,7 @@ func Add(m manager.Manager, o Options) error {
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(turns.Share(&migrations{c})),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
 		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
+		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).Complete(&templates{c}),
 		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)})),
 		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),

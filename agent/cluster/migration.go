@@ -250,22 +250,8 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 	if len(fresh.Spec.SchedulingGates) == 0 {
 		return nil
 	}
-	images := map[string]string{}
-	for _, c := range k.Status.Containers {
-		images[c.Name] = c.Image + "@" + c.Digest
-	}
-	for i := range fresh.Spec.InitContainers { // sidecars are among them
-		if c := &fresh.Spec.InitContainers[i]; images[c.Name] != "" {
-			c.Image = images[c.Name]
-		}
-	}
-	for i := range fresh.Spec.Containers {
-		c := &fresh.Spec.Containers[i]
-		image, ok := images[c.Name]
-		if !ok {
-			return failed("NotRunning", "the container %s did not run at the checkpoint", c.Name)
-		}
-		c.Image = image
+	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
+		return failed("NotRunning", "the container %s did not run at the checkpoint", missing)
 	}
 	fresh.Spec.SchedulingGates = nil
 	return r.client.Update(ctx, fresh)

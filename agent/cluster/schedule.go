@@ -22,7 +22,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// keep is how many a schedule keeps that does not say.
+// keep is how many a schedule keeps that does not say, and how many are kept of a template's owner.
 const keep = 3
 
 // schedules makes the Checkpoints of CheckpointSchedules, and deletes old ones.
@@ -46,7 +46,8 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	if err := r.direct.List(ctx, &made, client.InNamespace(s.Namespace), client.MatchingLabels{api.ScheduleLabel: s.Name}); err != nil {
 		return ctrl.Result{}, err
 	}
-	if err := r.drop(ctx, &s, made.Items); err != nil || s.Spec.Suspend {
+	ofPod := func(k api.Checkpoint) string { return k.Spec.Pod }
+	if err := r.drop(ctx, made.Items, cmp.Or(s.Spec.Keep, keep), ofPod); err != nil || s.Spec.Suspend {
 		return ctrl.Result{}, err
 	}
 	last := s.CreationTimestamp.Time
@@ -119,15 +120,14 @@ func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which l
 	return nil
 }
 
-// drop deletes Checkpoints of the schedule: of each pod all but the newest that succeeded, and all
-// but the newest that failed.
-func (r *schedules) drop(ctx context.Context, s *api.CheckpointSchedule, made []api.Checkpoint) error {
-	most := cmp.Or(s.Spec.Keep, keep)
+// drop deletes Checkpoints: of those that are of one, such as of a pod, all but the newest that succeeded, and
+// all but the newest that failed.
+func (c cluster) drop(ctx context.Context, made []api.Checkpoint, most int, of func(api.Checkpoint) string) error {
 	slices.SortFunc(made, func(a, b api.Checkpoint) int { // the newest first
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
 	})
 	type kind struct {
-		pod   string
+		of    string
 		phase api.Phase
 	}
 	count := map[kind]int{}
@@ -135,11 +135,11 @@ func (r *schedules) drop(ctx context.Context, s *api.CheckpointSchedule, made []
 		if !k.Status.Phase.Over() || k.DeletionTimestamp != nil {
 			continue
 		}
-		of := kind{k.Spec.Pod, k.Status.Phase}
-		if count[of]++; count[of] <= most {
+		which := kind{of(k), k.Status.Phase}
+		if count[which]++; count[which] <= most {
 			continue
 		}
-		if err := r.client.Delete(ctx, &k); client.IgnoreNotFound(err) != nil {
+		if err := c.client.Delete(ctx, &k); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 	}

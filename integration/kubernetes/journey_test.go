@@ -96,6 +96,7 @@ func TestJourney(t *testing.T) {
 		t.Errorf("the event says %s", why)
 	}
 	j.noted(t, 2, "preferred", false)
+	t.Run("replicas", j.testReplicas)
 	t.Run("moves", j.testMoves) // first: a kubelet that is restarted has no GPUs for new pods, since nobody offers them again
 	t.Run("restarts", j.testRestarts)
 	step("done")

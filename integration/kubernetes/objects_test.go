@@ -30,6 +30,7 @@ import (
 func TestObjects(t *testing.T) {
 	results.Add(t)
 	needs(t, "gpuckpt-agent")
+	needs(t, "kubectl-gpuckpt")
 	needs(t, "kube-controller-manager")
 	places := t.TempDir() // what is at other places on each node
 	trusts := func(name string) string {
@@ -195,6 +196,23 @@ func (k objects) make(t *testing.T, kind, name, spec string) {
 	}
 }
 
+// plugin runs kubectl's plugin, as kubectl's user does, and returns what it prints.
+func (k objects) plugin(t *testing.T, args ...string) string {
+	t.Helper()
+	cmd, err := k.n.Command(t.Context(), "kubectl", append([]string{"gpuckpt"}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	cmd.Env, cmd.Stderr = append(cmd.Env, k.n.KubectlEnv()...), &said
+	out, err := cmd.Output()
+	t.Logf("kubectl gpuckpt %s: %s%s", strings.Join(args, " "), said.String(), out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
 // within waits until something is so, for minutes: a checkpoint on a machine that does much else takes
 // half of one. Most look by kubectl, which takes a tenth of a second of a processor.
 func within(t *testing.T, what string, so func() bool) {
@@ -227,8 +245,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	if code := hookCode(t, n.IP()); code != http.StatusOK {
 		t.Errorf("the agent answers %d to root of its node", code)
 	}
-	object("first", "first")
-	kubectl("wait", "--for=condition=Complete", "checkpoint/first", "--timeout=180s")
+	k.plugin(t, "checkpoint", "first", "--name", "first", "--to", n.Registry().Host+"/job", "--push-secret", pullSecret, "--wait")
 	var made struct {
 		Status struct {
 			Phase, Node string
@@ -247,10 +264,22 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	t.Logf("%+v", made.Status.Containers)
 	expect(t, first, counterPort, "102") // it runs on
+	if said := k.plugin(t, "logs", "first"); !strings.Contains(said, "Complete (Pushed)") || !strings.Contains(said, "Pod first") {
+		t.Errorf("kubectl gpuckpt logs prints\n%s", said)
+	}
 	within(t, "the node's image is removed", func() bool { return len(k.ours(t, made.Status.Containers[0].Digest)) == 0 })
 	if left, err := filepath.Glob("/run/gpuckpt-agent-*"); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
 	}
+	removed(t, n, "printed")
+	if err := n.Apply(t.Context(), k.plugin(t, "restore", "first", "--name", "printed")); err != nil {
+		t.Fatal(err)
+	}
+	printed, err := n.WaitReady(t.Context(), "printed")
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, printed, counterPort, "102")
 	// Nor is there of an image that is removed by hand, though CRI has given it a second name.
 	where := []string{"--address", n.Address(), "--namespace", node.Namespace, "--json"}
 	out, err := n.Output(t.Context(), "gpuckpt", append([]string{"checkpoint", "--pod", "default/first", "counter", "--image", "gpuckpt.test/removed:1", "--leave-running", "--image-path", filepath.Join(n.Dir(), "dumps")}, where...)...)
@@ -274,7 +303,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	}
 	k.event(t, "Pod", "first", "Suspended")
 	k.event(t, "Pod", "first", "Resumed")
-	scaleOut(t, k, made.Status.Containers[0].Image+"@"+made.Status.Containers[0].Digest)
+	scaleOut(t, k)
 
 	// The name is a tag: one that is too long for a registry is refused at once.
 	if err := n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: %s}, spec: {repository: r.test/job, pod: first}}", strings.Repeat("n", 64))); err == nil || !strings.Contains(err.Error(), "metadata.name") {
@@ -476,26 +505,42 @@ func countOn(t *testing.T, pod node.Pod, containers int) {
 	}
 }
 
-// scaleOut runs deploy/deployment-restored.yaml of a checkpoint, and more pods of it.
-func scaleOut(t *testing.T, k objects, image string) {
+// scaleOut runs deploy/deployment.yaml: its first pod is checkpointed, and another one continues from there.
+func scaleOut(t *testing.T, k objects) {
 	t.Helper()
-	file := read(t, filepath.Join(sourceDir(t), "deploy", "deployment-restored.yaml"))
-	if err := k.n.Apply(t.Context(), strings.Replace(file, "REGISTRY/counter:1", image, 1)); err != nil {
+	pushWorkload(t, k.n, "gpuwork:latest")
+	file := read(t, filepath.Join(sourceDir(t), "deploy", "deployment.yaml"))
+	if err := k.n.Apply(t.Context(), strings.ReplaceAll(file, "REGISTRY", k.n.Registry().Host)); err != nil {
 		t.Fatal(err)
 	}
-	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=180s")
-	k.kubectl(t, "scale", "deployment/counter-restored", "--replicas=2")
-	k.kubectl(t, "rollout", "status", "deployment/counter-restored", "--timeout=180s")
-	addresses := strings.Fields(k.kubectl(t, "get", "pods", "--selector", "app=counter-restored", "--output", "jsonpath={.items[*].status.podIP}"))
-	if len(addresses) != 2 {
-		t.Errorf("the pods are at %q", addresses)
+	k.kubectl(t, "rollout", "status", "deployment/counter", "--timeout=180s")
+	first := k.kubectl(t, "get", "pods", "--selector", "app=counter", "--output", "jsonpath={.items[*].metadata.name}")
+	within(t, "there is a Checkpoint", func() bool {
+		return k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/template=counter", "--output", "name") != ""
+	})
+	k.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", "gpuckpt.dev/template=counter", "--timeout=180s")
+	k.kubectl(t, "scale", "deployment/counter", "--replicas=2")
+	k.kubectl(t, "rollout", "status", "deployment/counter", "--timeout=180s")
+	pods := strings.Fields(k.kubectl(t, "get", "pods", "--selector", "app=counter", "--output", "jsonpath={.items[*].metadata.name}"))
+	if len(pods) != 2 {
+		t.Fatalf("there are %q", pods)
 	}
-	for _, address := range addresses {
-		pod := node.Pod{}
-		pod.Status.PodIP = address
-		expect(t, pod, counterPort, "102")
+	for _, name := range pods {
+		reason := "Restored"
+		if name == first {
+			reason = "StartsCold"
+		}
+		k.event(t, "Pod", name, reason)
+		pod, err := k.n.Pod(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, pod, counterPort, "101")
 	}
-	k.kubectl(t, "delete", "deployment", "counter-restored", "--cascade=foreground", "--timeout=180s")
+	k.kubectl(t, "delete", "deployment", "counter", "--cascade=foreground", "--timeout=180s")
+	within(t, "the Checkpoint goes with its owner", func() bool {
+		return k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/template=counter", "--output", "name") == ""
+	})
 }
 
 // A Migration has a pod go on, on a node that has a label.

@@ -83,6 +83,7 @@ func TestStolenToken(t *testing.T) {
 	checkpoint("unbound", "mine", "")
 	checkpoint("moved", "mine", "")
 	checkpoint("other-pod", "mine", "")
+	checkpoint("other-template", "mine", "")
 	checkpoint("over", "mine", `,"phase":"Succeeded"`)
 	checkpoint("theirs", "theirs", "")
 	checkpoint("theirs-running", "theirs", `,"phase":"Running"`)
@@ -132,6 +133,7 @@ func TestStolenToken(t *testing.T) {
 		{"write it with a token of no node", unbound, replace("unbound", forged), byPolicy},
 		{"give its node's to another", token, changed(t, replace("moved", ""), `"node": "mine"`, `"node": "theirs"`), byPolicy},
 		{"give its node's another pod", token, changed(t, replace("other-pod", ""), `"podUID": "1"`, `"podUID": "2"`), byPolicy},
+		{"give its node's another template", token, replace("other-template", `"template": "1",`), byPolicy},
 		{"write what is over", token, replace("over", forged), byPolicy},
 		{"write another node's", token, replace("theirs", forged), byPolicy},
 		{"write another node's that runs", token, replace("theirs-running", forged), byPolicy},

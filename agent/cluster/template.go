@@ -1,0 +1,240 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
+)
+
+// templates has replicas continue from the checkpoint of the first one of their template that was ready.
+//
+// A template has a gate, which keeps its pods from being scheduled. A pod whose template has a checkpoint
+// gets the images of that one, and then loses its gate. Any other starts cold, and the first of them that is
+// ready is checkpointed. The images of the template are noted in an annotation, and a pod that its checkpoint
+// does not start gets them back. Each step is one update, and is decided by the pod and the Checkpoint alone.
+type templates struct{ cluster }
+
+// Reconcile is called for a namespace, for each change of a pod of such a template: one namespace has one
+// worker, however many pods it makes.
+func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var pods corev1.PodList
+	if err := r.client.List(ctx, &pods, client.InNamespace(request.Namespace)); err != nil {
+		return ctrl.Result{}, err
+	}
+	var failed []error
+	for i := range pods.Items {
+		if pod := &pods.Items[i]; replica(pod) && pod.DeletionTimestamp == nil {
+			failed = append(failed, client.IgnoreNotFound(r.replica(ctx, pod)))
+		}
+	}
+	return ctrl.Result{}, errors.Join(failed...)
+}
+
+// replica reports whether a pod is of a template that has the gate.
+func replica(pod client.Object) bool {
+	p, ok := pod.(*corev1.Pod)
+	return ok && p.Annotations[api.MigrationAnnotation] == "" && (p.Annotations[api.ImagesAnnotation] != "" || gated(p))
+}
+
+func gated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
+}
+
+// replica does what is to be done with one pod.
+func (r *templates) replica(ctx context.Context, pod *corev1.Pod) error {
+	if gated(pod) {
+		return r.admit(ctx, pod)
+	}
+	given := given(pod)
+	if maps.Equal(images(pod), given) {
+		return r.take(ctx, pod)
+	}
+	why := stuck(pod, given)
+	if why == "" {
+		return nil
+	}
+	api.SetImages(&pod.Spec, given)
+	delete(pod.Annotations, api.RestoreAnnotation)
+	err := r.client.Update(ctx, pod)
+	if err == nil {
+		r.events.Event(pod, corev1.EventTypeWarning, "StartsCold", api.Text("its checkpoint does not start: "+why))
+	}
+	return err
+}
+
+// admit gives a pod the images of the checkpoint of its template, if there is one, and removes its gate. On an
+// error the pod is as it was.
+func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
+	noted, err := json.Marshal(images(pod))
+	if err != nil {
+		return err
+	}
+	name, checkpointed, cold := r.find(ctx, pod)
+	open := func(to *corev1.Pod) error {
+		metav1.SetMetaDataAnnotation(&to.ObjectMeta, api.ImagesAnnotation, string(noted))
+		to.Spec.SchedulingGates = slices.DeleteFunc(to.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
+		return r.client.Update(ctx, to)
+	}
+	if cold == nil {
+		restored := pod.DeepCopy()
+		metav1.SetMetaDataAnnotation(&restored.ObjectMeta, api.RestoreAnnotation, "prefer")
+		api.SetImages(&restored.Spec, checkpointed)
+		err := open(restored)
+		if err == nil {
+			r.events.Event(pod, corev1.EventTypeNormal, "Continues", "it continues from the Checkpoint "+name)
+		}
+		if err == nil || api.Passes(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+			return err
+		}
+		cold = fmt.Errorf("it may not have the images of the Checkpoint %s: %w", name, err) // as by a policy of the cluster
+	}
+	if err := open(pod); err != nil {
+		return err
+	}
+	r.events.Event(pod, corev1.EventTypeNormal, "StartsCold", api.Text(cold.Error()))
+	return nil
+}
+
+// find returns the images of the checkpoint of a pod's template, or an error that says why there is none.
+func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, found map[string]string, _ error) {
+	of := template(pod)
+	if of == "" {
+		return "", nil, errors.New("no controller owns it: only replicas of one owner continue from one checkpoint")
+	}
+	var k api.Checkpoint
+	name = checkpointName(pod, of)
+	err := r.client.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, &k)
+	found = k.Images()
+	missing := api.SetImages(pod.Spec.DeepCopy(), found)
+	switch {
+	case err != nil:
+		return name, nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
+	case k.Status.Phase == api.Failed:
+		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: delete it to have another one made", name)
+	case k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil:
+		return name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", name)
+	case k.Status.Template != of:
+		return name, nil, fmt.Errorf("the Checkpoint %s is of another template", name)
+	case missing != "":
+		return name, nil, fmt.Errorf("the Checkpoint %s lacks the container %s", name, missing)
+	}
+	return name, found, nil
+}
+
+// take has a replica that started cold checkpointed when it is ready, if none of its template was.
+func (r *templates) take(ctx context.Context, pod *corev1.Pod) error {
+	of := template(pod)
+	if of == "" || !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
+	}) {
+		return nil
+	}
+	owner, k := metav1.GetControllerOf(pod), &api.Checkpoint{}
+	key := client.ObjectKey{Namespace: pod.Namespace, Name: checkpointName(pod, of)}
+	if err := r.client.Get(ctx, key, k); !apierrors.IsNotFound(err) {
+		return err
+	}
+	// A ReplicaSet has the name of its Deployment, and behind it the template's.
+	family := map[string]string{api.TemplateLabel: api.Short(strings.TrimSuffix(owner.Name, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]))}
+	k = &api.Checkpoint{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: key.Namespace, Name: key.Name, Labels: family, Finalizers: []string{api.ImageFinalizer},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}},
+		},
+		Spec: api.Spec{Pod: pod.Name, Repository: pod.Annotations[api.Repository], PushSecret: pod.Annotations[api.PushSecret]},
+	}
+	switch err := r.client.Create(ctx, k); {
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // no repository, or none that is allowed
+		r.events.Event(pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(err.Error()))
+		return nil
+	case err != nil:
+		return client.IgnoreAlreadyExists(err)
+	}
+	r.events.Event(pod, corev1.EventTypeNormal, "CheckpointBegins", "it is the first of its template that is ready: "+key.Name)
+	var made api.CheckpointList
+	if err := r.direct.List(ctx, &made, client.InNamespace(key.Namespace), client.MatchingLabels(family)); err != nil {
+		return err
+	}
+	taken := slices.DeleteFunc(made.Items, func(k api.Checkpoint) bool { return k.Status.Template == "" }) // whoever makes one writes labels
+	return r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
+}
+
+// stuck returns why a pod does not start from its checkpoint, or "".
+func stuck(pod *corev1.Pod, given map[string]string) string {
+	now := images(pod)
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		w, ended := s.State.Waiting, s.LastTerminationState.Terminated
+		switch {
+		case w == nil || now[s.Name] == given[s.Name]:
+		case w.Reason == "ImagePullBackOff":
+			return fmt.Sprintf("container %s: %s", s.Name, w.Message)
+		case w.Reason == "CrashLoopBackOff" && s.RestartCount > 0 && ended != nil: // it has failed twice
+			return fmt.Sprintf("container %s: %s: %s", s.Name, ended.Reason, ended.Message)
+		}
+	}
+	return ""
+}
+
+// images returns the images of a pod by the names of its containers.
+func images(pod *corev1.Pod) map[string]string {
+	all := map[string]string{}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		all[c.Name] = c.Image
+	}
+	return all
+}
+
+// given returns the images that a replica's template has. What is no such note counts for nothing.
+func given(pod *corev1.Pod) map[string]string {
+	all := images(pod)
+	_ = json.Unmarshal([]byte(pod.Annotations[api.ImagesAnnotation]), &all) // over those that it has now
+	return all
+}
+
+// template returns a digest of what the replicas of one template have alike, and no other pod has: their owner
+// and its revision, and all of their containers but what each pod gets of its own. It is "" for a pod that
+// is no replica.
+func template(pod *corev1.Pod) string {
+	owner := metav1.GetControllerOf(pod)
+	if owner == nil || !replica(pod) {
+		return ""
+	}
+	spec := pod.Spec.DeepCopy()
+	api.SetImages(spec, given(pod))
+	for _, list := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
+		for i := range list {
+			list[i].VolumeMounts = slices.DeleteFunc(list[i].VolumeMounts, func(m corev1.VolumeMount) bool {
+				return strings.HasPrefix(m.Name, "kube-api-access-") // of the pod's account, with a name by chance
+			})
+		}
+	}
+	data, err := json.Marshal([]any{owner.UID, pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey], pod.Labels[appsv1.ControllerRevisionHashLabelKey], spec.InitContainers, spec.Containers})
+	if err != nil {
+		return "" // which no pod of the API server has
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// checkpointName is the name of the Checkpoint of a template, which one replica makes.
+func checkpointName(pod *corev1.Pod, template string) string {
+	return api.EvictionName(metav1.GetControllerOf(pod).Name, template)
+}
