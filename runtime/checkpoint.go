@@ -651,7 +651,7 @@ func (c *container) writeSettings(ctx context.Context, view config.View, readsNo
 		}
 	case c.restore != nil:
 		settings.Gate = true
-		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root"), Traces: c.restore.gpu != nil || tmpfs.Carries(c.restore.gpus.Spec)}
+		settings.Sandbox = &criu.Sandbox{Spec: c.restore.gpus.Spec, Work: c.workDir, Programs: tmpfs.Programs(c.bundle), Root: filepath.Join(c.runcState, "criu-root"), Traces: c.restore.gpu != nil || c.restore.otherUsers || tmpfs.Carries(c.restore.gpus.Spec)}
 		devices = c.restore.gpus.Nodes()
 	}
 	for _, d := range devices {

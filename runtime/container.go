@@ -104,6 +104,8 @@ type restoreState struct {
 	gpu *gpustate.Restoration
 	// gpus is what the spec grants of GPUs.
 	gpus devnode.Restored
+	// otherUsers is criu.Dump's.
+	otherUsers bool
 }
 
 // close ends what Create has begun for the restore.

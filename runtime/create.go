@@ -230,6 +230,7 @@ func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.S
 	if err != nil {
 		return err
 	}
+	c.restore.otherUsers = dump.OtherUsers()
 	if err := c.deny(spec, dump); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd/containerd/v2/client"
@@ -166,6 +167,25 @@ func TestLocksOfStopped(t *testing.T) {
 	expectLocks(t, k, "")
 }
 
+// So do those of another user's processes, of whom CRIU's sandbox may else read nothing.
+func TestLocksOfAnotherUser(t *testing.T) {
+	results.Add(t)
+	spec := harness.RunSpec{Mounts: volume(t), Amend: []oci.SpecOpts{oci.WithUIDGID(1000, 1000), oci.WithCapabilities(nil)}}
+	if err := os.Chmod(spec.Mounts[0].Source, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	k := shared.Work(t, spec, "plain", "--locks", "/volume")
+	k.Expect(t, "count", "101")
+	harness.Within(t, "all its processes have their locks", func() bool { return slices.Equal(locksOf(t, k, "/volume"), held) })
+	dir := t.TempDir()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	restoreInPlace(t, k, dir)
+	k.Expect(t, "count", "102")
+	expectLocks(t, k, "/volume")
+}
+
 // A command without options for locks takes them as well.
 func TestFileLocksByCommand(t *testing.T) {
 	results.Add(t)
@@ -220,7 +240,7 @@ func TestLockTaken(t *testing.T) {
 }
 
 // A lock without a descriptor, on a file that is mapped alone, would be lost: the checkpoint is
-// refused before anything is done, also one that was to end the container.
+// refused, also one that was to end the container, which runs on.
 func TestHiddenLock(t *testing.T) {
 	results.Add(t)
 	eachKind(t, func(t *testing.T, spec harness.RunSpec, work string) {

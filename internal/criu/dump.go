@@ -96,6 +96,17 @@ func (im *Images) Dump() (*Dump, error) {
 	return d, nil
 }
 
+// OtherUsers reports whether a process has the ids of another user or group than root's, or is in a user
+// namespace: the kernel lets a root without CAP_SYS_PTRACE read nothing of such a process in /proc.
+func (d *Dump) OtherUsers() bool {
+	return len(d.UserNS) > 0 || slices.ContainsFunc(d.Tasks, func(t Task) bool {
+		return slices.ContainsFunc(t.Threads, func(th *criucore.ThreadCoreEntry) bool {
+			c := th.GetCreds()
+			return c.GetUid()|c.GetEuid()|c.GetSuid()|c.GetGid()|c.GetEgid()|c.GetSgid() != 0
+		})
+	})
+}
+
 // readTasks reads the processes, and the user namespaces that they are in.
 func (im *Images) readTasks(d *Dump) error {
 	var tree []*pstree.PstreeEntry

@@ -35,8 +35,9 @@ type Sandbox struct {
 	Root string
 	// Traces reports whether CRIU keeps CAP_SYS_PTRACE, with which /proc/PID/root leads to the host's
 	// files: where threads are let go at the gate and held again, as a CUDA driver's are, because other
-	// threads it seizes while they still have its own credentials; and where a program that it starts
-	// opens a descriptor of the shim's.
+	// threads it seizes while they still have its own credentials; where held processes of other users
+	// make calls, for which it reads their mappings; and where a program that it starts opens a
+	// descriptor of the shim's.
 	Traces bool
 }
 
