@@ -180,7 +180,7 @@ func specFiles(spec *specs.Spec) []File {
 
 // bind returns a mount of a driver file with the options of NVIDIA's own CDI specifications.
 func bind(host, at string) specs.Mount {
-	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}}
+	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev"}} // without a mode, as where none of a spec is: a dump may have it as its host had
 }
 
 func exists(file string) bool {
