@@ -178,9 +178,10 @@ func specFiles(spec *specs.Spec) []File {
 	return files
 }
 
-// bind returns a mount of a driver file with the options of NVIDIA's own CDI specifications.
+// bind returns a mount of a driver file with the options of NVIDIA's own CDI specifications, but for
+// rprivate: the dump has the mode that its host gave it.
 func bind(host, at string) specs.Mount {
-	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev"}} // without a mode, as where none of a spec is: a dump may have it as its host had
+	return specs.Mount{Destination: at, Source: host, Type: "bind", Options: []string{"rbind", "ro", "nosuid", "nodev"}}
 }
 
 func exists(file string) bool {
