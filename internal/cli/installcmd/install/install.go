@@ -24,6 +24,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
@@ -199,6 +200,9 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 	}
 	for _, dir := range slices.Backward(old.Dirs) { // the innermost first
 		_ = os.Remove(o.at(dir)) // others may have put files there
+	}
+	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/memory"} {
+		_ = os.Remove(o.at(filepath.Join(hierarchy, config.Default().Staging.Cgroup))) // it stays while somebody is in it
 	}
 	return result, nil
 }

@@ -85,6 +85,8 @@ func same(t *testing.T, what string, got, want map[string]string) {
 func TestPrograms(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, "usr/local/bin/other"), "another's", 0o755)
+	cgroups := filepath.Join(root, "sys/fs/cgroup/memory")
+	put(t, filepath.Join(cgroups, "cgroup.procs"), "", 0o644)
 	before := tree(t, root)
 	o := Options{Root: root, Source: release(t, "1", "lib/gpuckpt/old.so"), WithoutContainerd: true}
 	r, err := Install(t.Context(), o)
@@ -117,6 +119,9 @@ func TestPrograms(t *testing.T) {
 		if _, err := running.ReadAt(data, 0); err != nil || string(data) != "1 " {
 			t.Errorf("who runs the shim has %q of it, %v", data, err)
 		}
+	}
+	if err := os.Mkdir(filepath.Join(cgroups, "gpuckpt"), 0o755); err != nil { // which the first checkpoint makes
+		t.Fatal(err)
 	}
 	if _, err := Uninstall(t.Context(), o); err != nil {
 		t.Error(err)
