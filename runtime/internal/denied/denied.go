@@ -151,11 +151,11 @@ func Refuse(list func() ([]int, error)) error {
 				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 		if mptcp {
-			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: have it use TCP (a Go program with the environment GODEBUG=multipathtcp=0): %w",
+			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container with a seccomp profile, such as RuntimeDefault, in which gpuckpt denies it, or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
 				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 		if uses {
-			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: remove the container's annotation %s=allow, or have the program do without: %w",
+			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container with a seccomp profile, such as RuntimeDefault, in which gpuckpt denies it, and without the annotation %s=allow, or have the program do without: %w",
 				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 		}
 	}

@@ -76,7 +76,7 @@ func (f *File) Write(dir string) error {
 }
 
 // unusual are images that a dump seldom has, by names that fit a dump of one container.
-var unusual = []string{"tty-data.img", "userns-14.img", "netns-10.img"}
+var unusual = []string{"tty-data.img", "userns-14.img", "netns-10.img", "pidns-9.img"}
 
 // dumped returns the images of a dump, in parts, and with them one of each kind that it lacks.
 func dumped(dir string) (files []*File, err error) {
