@@ -59,7 +59,7 @@ func TestRelease(t *testing.T) {
 	}
 	var trees []tree
 	for i, key := range []string{"", key} {
-		r := release{version: "1.2.3", time: time.Unix(1700000000, 0).UTC(), source: "../..", built: built(t, time.Duration(i)*time.Hour), out: filepath.Join(t.TempDir(), "dist")}
+		r := release{version: "1.2.3", time: time.Unix(1700000000, 0).UTC(), arches: []string{"amd64", "arm64"}, source: "../..", built: built(t, time.Duration(i)*time.Hour), out: filepath.Join(t.TempDir(), "dist")}
 		if err := r.make(key); err != nil {
 			t.Fatal(err)
 		}
