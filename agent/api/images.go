@@ -23,8 +23,8 @@ func (c *Checkpoint) Images() map[string]string {
 	return images
 }
 
-// SetImages gives the containers of a pod images by their names, sidecars included. It returns a container
-// that is no init container and has none, or "".
+// SetImages sets the images of a pod's containers, by name, sidecars included. It returns the name of a
+// container that has none, "" if each has; init containers need none.
 func SetImages(spec *corev1.PodSpec, images map[string]string) (missing string) {
 	for i := range spec.InitContainers {
 		if c := &spec.InitContainers[i]; images[c.Name] != "" {

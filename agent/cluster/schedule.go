@@ -120,8 +120,8 @@ func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which l
 	return nil
 }
 
-// drop deletes Checkpoints: of those that are of one, such as of a pod, all but the newest that succeeded, and
-// all but the newest that failed.
+// drop deletes old Checkpoints. Of those with the same of, such as their pod, it keeps the newest that succeeded
+// and the newest that failed, most of each.
 func (c cluster) drop(ctx context.Context, made []api.Checkpoint, most int, of func(api.Checkpoint) string) error {
 	slices.SortFunc(made, func(a, b api.Checkpoint) int { // the newest first
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))

@@ -80,7 +80,7 @@ func (r *templates) replica(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// admit gives a pod the images of the checkpoint of its template, if there is one, and removes its gate. On an
+// admit removes a pod's gate. A pod whose template has a checkpoint gets the images of that checkpoint. On an
 // error the pod is as it was.
 func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 	noted, err := json.Marshal(images(pod))
@@ -202,10 +202,10 @@ func images(pod *corev1.Pod) map[string]string {
 	return all
 }
 
-// given returns the images that a replica's template has. What is no such note counts for nothing.
+// given returns the images that a replica's template has. It ignores an annotation that is no such list.
 func given(pod *corev1.Pod) map[string]string {
 	all := images(pod)
-	_ = json.Unmarshal([]byte(pod.Annotations[api.ImagesAnnotation]), &all) // over those that it has now
+	_ = json.Unmarshal([]byte(pod.Annotations[api.ImagesAnnotation]), &all) // replaces those that it has now
 	return all
 }
 

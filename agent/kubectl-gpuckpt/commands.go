@@ -237,8 +237,12 @@ func (p plugin) logs(ctx context.Context, name string, _ asked) error {
 	var k api.Checkpoint
 	if err := p.get(ctx, name, &k); err == nil {
 		add("Checkpoint", k.Status.StartTime, k.Status.Conditions, k.Spec.Pod)
+		at := time.Now() // of one that is not over
+		if over := k.Status.CompletionTime; over != nil {
+			at = over.Time
+		}
 		for _, c := range k.Status.Containers {
-			lines = append(lines, line{k.Status.CompletionTime.Time, "Checkpoint", fmt.Sprintf("container %s: %s, checkpoint %s, image %s, push %s of %s: %s@%s",
+			lines = append(lines, line{at, "Checkpoint", fmt.Sprintf("container %s: %s, checkpoint %s, image %s, push %s of %s: %s@%s",
 				c.Name, size(c.Bytes), c.Checkpoint.Duration, c.Build.Duration, c.Push.Duration, size(c.Pushed), c.Image, c.Digest)})
 		}
 	} else if client.IgnoreNotFound(err) != nil {

@@ -122,7 +122,7 @@ func TestCheckpoint(t *testing.T) {
 	}
 }
 
-// The cluster and its namespace are those that kubectl takes.
+// The plugin takes the same cluster and namespace as kubectl.
 func TestContext(t *testing.T) {
 	for args, want := range map[string]string{
 		"": "https://a team", "-n other": "https://a other", "--context b": "https://b default", "--context=b --namespace=x": "https://b x", "--server=https://c": "https://c team",
@@ -236,6 +236,11 @@ func TestListAndLogs(t *testing.T) {
 	at := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC))
 	event := func(name, kind, of, group, reason string) *corev1.Event {
 		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name}, InvolvedObject: corev1.ObjectReference{Kind: kind, Name: of, APIVersion: group}, Reason: reason, Message: "said\x1b[2J", LastTimestamp: at}
+	}
+	half := done() // a container is pushed, another is not
+	half.Name, half.Status.CompletionTime = "half", nil
+	if out, _, err := newUser(t, half).runs("logs", "half"); err != nil || !strings.Contains(out, "container main: 3.0 GiB") {
+		t.Errorf("%v\n%s", err, out)
 	}
 	u := newUser(t, done(),
 		&api.Migration{ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "m", CreationTimestamp: at}, Spec: api.MigrationSpec{Pod: "trainer"}, Status: api.MigrationStatus{

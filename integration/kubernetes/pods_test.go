@@ -168,7 +168,7 @@ func (p *podsTest) importServer(t *testing.T) {
 	}
 }
 
-// renew gives the objects another content.
+// renew changes the content of the objects.
 func (p *podsTest) renew(t *testing.T, content string) {
 	t.Helper()
 	if err := p.n.Apply(t.Context(), fmt.Sprintf(podObjects, content)); err != nil {
@@ -621,7 +621,7 @@ func (p *podsTest) restricted(gpu bool) *podCase {
 func (p *podsTest) together() *podCase {
 	const besidePort = 6000
 	stopped := filepath.Join(p.dir, "together", "stopped")
-	work := list(mount("work", "/work"), mount("host", "/host"))
+	work := list(mount("work", "/scratch"), mount("host", "/host"))
 	writes := func(file string) object {
 		return object{"exec": object{"command": list("server", "--write", file+"=ran")}}
 	}
@@ -632,21 +632,21 @@ func (p *podsTest) together() *podCase {
 			"shareProcessNamespace": true, "terminationGracePeriodSeconds": 30,
 			"volumes": list(volume("work", "emptyDir", object{}), volume("host", "hostPath", object{"path": filepath.Dir(stopped), "type": "DirectoryOrCreate"})),
 			"initContainers": list(
-				object{"name": "init", "image": serverImage, "imagePullPolicy": "Never", "args": list("--write", "/work/init=ran"), "volumeMounts": work},
+				object{"name": "init", "image": serverImage, "imagePullPolicy": "Never", "args": list("--write", "/scratch/init=ran"), "volumeMounts": work},
 				object{"name": "beside", "image": serverImage, "imagePullPolicy": "Never", "restartPolicy": "Always", "command": list("gpuwork", "plain", "--port", strconv.Itoa(besidePort))},
 			),
 		},
 		main: object{
 			"volumeMounts":    work,
 			"securityContext": object{"capabilities": object{"add": list("SYS_PTRACE", "NET_ADMIN"), "drop": list("MKNOD")}},
-			"lifecycle":       object{"postStart": writes("/work/started"), "preStop": writes("/host/stopped")},
+			"lifecycle":       object{"postStart": writes("/scratch/started"), "preStop": writes("/host/stopped")},
 			"startupProbe":    object{"periodSeconds": 1, "timeoutSeconds": 30, "failureThreshold": 100, "tcpSocket": object{"port": httpPort}},
 			"readinessProbe":  object{"periodSeconds": 1, "timeoutSeconds": 30, "httpGet": object{"port": httpPort, "path": "/healthz"}},
 			"livenessProbe":   object{"periodSeconds": 1, "timeoutSeconds": 30, "grpc": object{"port": grpcPort}},
 		},
 		check: func(k *looked) {
-			k.asks("read /work/init", "ran")
-			k.asks("read /work/started", "ran")
+			k.asks("read /scratch/init", "ran")
+			k.asks("read /scratch/started", "ran")
 			k.rights("NoNewPrivs=0")
 			if answer := ask(k.T, k.pod, besidePort, "count"); answer != "101" {
 				k.Errorf("the sidecar answers %s", answer)

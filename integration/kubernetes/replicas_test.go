@@ -18,8 +18,8 @@ import (
 )
 
 // A Deployment whose template has the gate: the first replica starts cold and is checkpointed as soon as its
-// namespace may push, those that come later continue from there on whatever node, and one on a node with
-// another driver starts cold and says why. A new template starts cold again.
+// namespace may push. Later ones continue from there on whatever node, but one on a node with another driver
+// starts cold and says why. A new template starts cold again.
 func (j *journey) testReplicas(t *testing.T) {
 	registry := j.nodes[0].Registry().Host
 	server := j.server("replicas", registry+"/server:1", "", map[string]string{"gpuckpt.dev/repository": registry + "/replicas", "gpuckpt.dev/push-secret": pullSecret})

@@ -21,7 +21,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 
 	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
@@ -296,7 +295,10 @@ func (f Found) Hidden(list func() ([]int, error)) error {
 	if err != nil && !proc.Ended(err) {
 		return err
 	}
-	known := make(map[proc.Lock]bool)
+	ours, known := make(map[int]bool), make(map[proc.Lock]bool)
+	for _, pid := range pids {
+		ours[pid] = true
+	}
 	for _, files := range f {
 		for _, held := range files {
 			for _, h := range held {
@@ -304,7 +306,7 @@ func (f Found) Hidden(list func() ([]int, error)) error {
 			}
 		}
 	}
-	hidden, err := proc.Locks(func(h *proc.Lock) bool { return slices.Contains(pids, h.PID) && !known[*h] })
+	hidden, err := proc.Locks(func(h *proc.Lock) bool { return ours[h.PID] && !known[*h] })
 	if errors.Is(err, proc.ErrTooMuch) || err == nil && len(hidden) == 0 {
 		return nil
 	}
