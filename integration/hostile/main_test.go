@@ -79,7 +79,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience is how long a CRIU may hang that a change has confused.
-const patience = "stall_timeout = \"2500ms\"\n"
+const patience = "stall_timeout = \"5s\"\n"
 
 // apart starts the program over in network, mount, IPC and UTS namespaces of its own. What is mounted
 // elsewhere on the machine meanwhile is not seen in them.
