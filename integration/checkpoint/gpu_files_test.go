@@ -92,11 +92,13 @@ func TestTimerThreadRestored(t *testing.T) {
 }
 
 // A program that forks all the time, as PyTorch's compiler starts its workers: a child that comes up
-// between the lock and the freeze keeps the files that it was forked with, and is dumped with them.
+// between the lock and the freeze keeps the files that it was forked with, and is dumped with them. Where
+// a thread is stopped in fork, it has locks of the C library that the driver's thread needs, in the
+// checkpoint and in the restore.
 func TestForkedBesideTheLock(t *testing.T) {
 	results.Add(t)
 	if gpu.Kind == harness.SoftwareGPU {
-		shared.SoftwareGPU(t, "lock_delay_ms=200\n")
+		shared.SoftwareGPU(t, "lock_delay_ms=200\nfork_ms=40\n")
 	}
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "forking")
 	k.Expect(t, "count", "101")

@@ -158,6 +158,7 @@ static CUresult checkpoint(struct config *config)
 	size_t bytes = 0;
 	char *to = NULL;
 
+	process_wait_for_forks();
 	if (memory_has_managed()) // unified memory
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct allocation *a = memory_first(); a; a = a->next)
@@ -293,6 +294,7 @@ static CUresult restore(struct config *config, const struct request *request)
 	struct gpu chosen[MAX_GPUS], before[MAX_GPUS];
 	bool whole = true;
 
+	process_wait_for_forks();
 	CUresult r = choose_gpus(config, request, chosen);
 	if (r || (r = lost))
 		return r;

@@ -76,6 +76,8 @@ static void set(struct config *c, const char *key, const char *value)
 		c->nvml_alone = !strcmp(value, "1");
 	} else if (!strcmp(key, "timer_ms")) {
 		c->timer_ms = (unsigned)strtoul(value, NULL, 10);
+	} else if (!strcmp(key, "fork_ms")) {
+		c->fork_ms = (unsigned)strtoul(value, NULL, 10);
 	} else if (!strcmp(key, "cuda")) {
 		c->cuda_version = atoi(value);
 	} else if (!strcmp(key, "piece_ms")) {

@@ -68,8 +68,32 @@ CUresult process_open(const struct gpu *gpus, int n)
 // A forked child has inherited open nodes and pipes that are its parent's to use. The nodes stay
 // open, as with the real driver, though the child can do nothing with them. A child of one that has
 // not called cuInit may do so.
+// As malloc's of the C library, which the driver's threads use too: whoever forks has it meanwhile.
+static pthread_mutex_t forking = PTHREAD_MUTEX_INITIALIZER;
+
+void process_wait_for_forks(void)
+{
+	pthread_mutex_lock(&forking);
+	pthread_mutex_unlock(&forking);
+}
+
+static void before_fork(void)
+{
+	struct config config;
+
+	config_load(&config);
+	pthread_mutex_lock(&forking);
+	pause_ms(config.fork_ms);
+}
+
+static void in_parent(void)
+{
+	pthread_mutex_unlock(&forking);
+}
+
 static void in_child(void)
 {
+	pthread_mutex_init(&forking, NULL);
 	if (!process.served)
 		return;
 	for (int i = 0; i < process.gpus; i++)
@@ -119,7 +143,7 @@ static CUresult serve(const struct gpu *gpus, int n, unsigned delay_ms)
 	if ((r = process_open(gpus, n)))
 		return r;
 	pause_ms(delay_ms);
-	if (!follows_forks && pthread_atfork(NULL, NULL, in_child)) {
+	if (!follows_forks && pthread_atfork(before_fork, in_parent, in_child)) {
 		process_close();
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}

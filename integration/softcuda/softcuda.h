@@ -43,6 +43,7 @@ struct config {
 	bool nvml_alone;   // NVML does not have libcuda serve its process
 	bool mute;         // the kernel module does not tell whose memory a process has mapped
 	bool no_words;     // the GPUs do not wait for words of memory, or write them
+	unsigned fork_ms;  // that a fork has a lock which checkpoints and restores need
 	unsigned timer_ms; // 0: no such thread (timer.c)
 	unsigned delay_ms[STEPS];
 	unsigned init_delay_ms, context_delay_ms; // that cuInit takes longer with its nodes open, and a new context
@@ -116,6 +117,8 @@ extern struct process process;
 // open.
 CUresult process_open(const struct gpu *gpus, int n);
 void process_close(void);
+// process_wait_for_forks returns when no fork of the program is under way.
+void process_wait_for_forks(void);
 
 // gate.c: every API call is inside the gate while it runs; a lock closes it.
 CUresult gate_enter(void);

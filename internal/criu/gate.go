@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,8 +89,9 @@ func AddPlugin(plugin, dir string, devices []Device, gate bool, sandbox []string
 	return nil
 }
 
-// Gate is where CRIU's plugin waits with the restored processes. Its calls take turns.
+// Gate is where CRIU's plugin waits with the restored processes. Its questions to the plugin take turns.
 type Gate struct {
+	turn     sync.Mutex
 	dir      *os.File
 	listener *net.UnixListener
 	conn     *net.UnixConn
@@ -165,6 +167,8 @@ func (g *Gate) Free(tid int) error { return g.ask("free", tid) }
 func (g *Gate) Hold(tid int) error { return g.ask("hold", tid) }
 
 func (g *Gate) ask(what string, tid int) error {
+	g.turn.Lock()
+	defer g.turn.Unlock()
 	if err := g.send(fmt.Sprintf("%s %d", what, tid)); err != nil {
 		return err
 	}
@@ -181,6 +185,8 @@ func (g *Gate) ask(what string, tid int) error {
 // Call has a thread that CRIU holds make a system call of at most six arguments, whose error it
 // returns. The thread stands still before and after, as it was.
 func (g *Gate) Call(tid int, nr uint64, args ...uint64) error {
+	g.turn.Lock()
+	defer g.turn.Unlock()
 	var all [6]uint64
 	copy(all[:], args)
 	if err := g.send(fmt.Sprintf("call %d %d %x %x %x %x %x %x", tid, nr, all[0], all[1], all[2], all[3], all[4], all[5])); err != nil {

@@ -18,20 +18,24 @@ import (
 
 // Hold is a thread of this process and all the threads that it has seized.
 type Hold struct {
-	end chan struct{} // closed to let go
-	tid int           // this process's own thread
+	end    chan struct{}      // closed to let go
+	breath chan time.Duration // how long they are to run; the answer is 0
+	tid    int                // this process's own thread
+	// seized has the threads, for the holding thread alone. Those that are true have been stopped by a
+	// signal of the program's own, and must not be continued.
+	seized map[int]bool
 }
 
 // HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
 // except, and those for which leave, if not nil, returns true. It repeats until a pass finds no new
 // thread: frozen processes make none, so the second is the last. An error holds none.
 func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold, error) {
-	h := &Hold{end: make(chan struct{})}
+	h := &Hold{end: make(chan struct{}), breath: make(chan time.Duration), seized: make(map[int]bool)}
 	seized := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with this function
 		h.tid = unix.Gettid()
-		err := seizeAll(processes, except, leave)
+		err := h.seizeAll(processes, except, leave)
 		seized <- err
 		if err == nil {
 			h.reap()
@@ -55,17 +59,65 @@ func (h *Hold) reap() {
 	look := time.NewTicker(reapEvery)
 	defer look.Stop()
 	for {
-		for {
-			var status unix.WaitStatus
-			tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
-			if err != nil || tid == 0 { // ECHILD: all have ended
-				break
-			}
-		}
+		h.hear(false)
 		select {
 		case <-h.end:
 			return
+		case d := <-h.breath:
+			h.run(d)
+			h.breath <- 0
 		case <-look.C:
+		}
+	}
+}
+
+// Breathe has the held threads run for so long, and asks them to stop again. What they make meanwhile,
+// threads or children, is held too. It must not be called beside Release.
+func (h *Hold) Breathe(d time.Duration) {
+	h.breath <- d
+	<-h.breath
+}
+
+// run is Breathe, in the holding thread.
+func (h *Hold) run(d time.Duration) {
+	for tid, stopped := range h.seized {
+		if !stopped {
+			_ = unix.PtraceCont(tid, 0) // one that has not stopped yet is heard below
+		}
+	}
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(d / 20) {
+		h.hear(true)
+	}
+	for tid := range h.seized {
+		_ = unix.PtraceInterrupt(tid) // or it has ended
+	}
+}
+
+// hear takes what the held threads have to tell until there is no more. With run, those that have
+// stopped run on.
+func (h *Hold) hear(run bool) {
+	for {
+		var status unix.WaitStatus
+		tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
+		if err != nil || tid == 0 { // ECHILD: all have ended
+			return
+		}
+		if !status.Stopped() {
+			delete(h.seized, tid)
+			continue
+		}
+		_, known := h.seized[tid]
+		switch event := int(status) >> 16; {
+		case event == 0: // a signal came in a breath: it has it, and stops after that, as it was asked to
+			_ = unix.PtraceCont(tid, int(status.StopSignal()))
+			continue
+		case event == unix.PTRACE_EVENT_STOP:
+			h.seized[tid] = status.StopSignal() != unix.SIGTRAP
+		case !known:
+			h.seized[tid] = false
+		}
+		if run && !h.seized[tid] {
+			_ = unix.PtraceCont(tid, 0)
 		}
 	}
 }
@@ -87,7 +139,7 @@ func (h *Hold) Release() {
 	waitThread(h.tid)
 }
 
-func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
+func (h *Hold) seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
 	done := make(map[int]bool)
 	for _, tid := range except {
 		done[tid] = true
@@ -110,7 +162,7 @@ func seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
 				if err := Seize(pid, tid, New); err != nil && !errors.Is(err, ErrEnded) {
 					return err
 				}
-				done[tid], fresh = true, true
+				done[tid], h.seized[tid], fresh = true, false, true
 			}
 		}
 		if !fresh {

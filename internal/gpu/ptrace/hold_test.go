@@ -4,7 +4,9 @@
 package ptrace
 
 import (
+	"io"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"sync"
@@ -12,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Threads that end while all are listed hide none of the others.
@@ -48,5 +52,71 @@ func TestThreadsThatEndHideNone(t *testing.T) {
 		}
 		close(end)
 		all.Wait()
+	}
+}
+
+// Held threads stand still, run in a breath, have the signals that come meanwhile, and stand still
+// again. A process that a signal has stopped is not continued by it.
+func TestBreathe(t *testing.T) {
+	begin := func() (pid int, out *os.File) {
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		cmd := exec.Command("sh", "-c", "trap 'echo signal' USR1; echo ready; while :; do :; done")
+		cmd.Stdout = w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait(); r.Close() })
+		want(t, r, "ready\n")
+		return cmd.Process.Pid, r
+	}
+	runs, out := begin()
+	stopped, _ := begin()
+	if err := unix.Kill(stopped, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for !proc.Stopped(stopped, stopped) {
+		time.Sleep(time.Millisecond)
+	}
+	h, err := HoldThreads([]int{runs, stopped}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Release()
+	state := func(pid int) string {
+		status, err := proc.StatusOf(pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.Field("State")[:1]
+	}
+	still := func() (ticks uint64) {
+		for state(runs) != "t" {
+			time.Sleep(time.Millisecond)
+		}
+		return proc.Ticks(runs)
+	}
+	was, asleep := still(), proc.Ticks(stopped)
+	if err := unix.Kill(runs, unix.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	for now := was; now == was; now = still() {
+		h.Breathe(20 * time.Millisecond)
+	}
+	want(t, out, "signal\n")
+	if now := proc.Ticks(stopped); now != asleep {
+		t.Errorf("a stopped process ran for %d ticks", now-asleep)
+	}
+}
+
+// want reads a line that a program writes.
+func want(t *testing.T, r *os.File, line string) {
+	t.Helper()
+	got := make([]byte, len(line))
+	if _, err := io.ReadFull(r, got); err != nil || string(got) != line {
+		t.Fatalf("read %q, %v; want %q", got, err, line)
 	}
 }

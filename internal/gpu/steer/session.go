@@ -53,6 +53,13 @@ func (s *Session) Release() error {
 	return err
 }
 
+// Breathe has the threads that Hold holds run for two milliseconds, and asks them to stop again: one of
+// them may have a lock that a thread which is not held waits for. The processes must not be frozen.
+func (s *Session) Breathe() error {
+	_, err := s.call("let held threads run for a moment", order{Op: opBreathe})
+	return err
+}
+
 // Steer traces the target's thread from now on: the staging area that it maps is backed by a file,
 // see the package. The process may be frozen.
 func (s *Session) Steer(t Target) error {
@@ -128,7 +135,7 @@ func (s *Session) Close() error {
 func (s *Session) call(doing string, o order) (reply, error) {
 	within := worker.LongOrder
 	switch o.Op {
-	case opHold, opRelease, opSteer:
+	case opHold, opRelease, opBreathe, opSteer:
 		within = worker.ShortOrder
 	}
 	return worker.Order[reply](s.Worker, doing, o, within)

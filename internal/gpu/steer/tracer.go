@@ -8,11 +8,15 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"time"
 
 	"github.com/gpuckpt/gpuckpt/internal/gpu/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
+
+// breath is how long Breathe has threads run: enough to leave malloc, or fork of a large process.
+const breath = 2 * time.Millisecond
 
 type tracer struct {
 	tuning
@@ -75,6 +79,11 @@ func (t *tracer) do(o order) (r reply, err error) {
 		}
 		t.hold.Release()
 		t.hold = nil
+	case opBreathe:
+		if t.hold == nil {
+			return r, errors.New("no threads are held")
+		}
+		t.hold.Breathe(breath)
 	case opSteer:
 		var s *steering
 		if s, err = steer(o.Target, t.tuning); err == nil {

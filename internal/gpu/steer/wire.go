@@ -16,6 +16,7 @@ import (
 const (
 	opHold      = "hold"
 	opRelease   = "release"
+	opBreathe   = "breathe"
 	opSteer     = "steer"
 	opStop      = "stop"
 	opCommit    = "commit"

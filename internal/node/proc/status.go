@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Status is the text of a status file, lines of "Name:\tvalue", see
@@ -72,6 +74,22 @@ func Stopped(pid, tid int) bool {
 	}
 	place, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/wchan", pid, tid)) // of one that has ended there is none
 	return strings.HasPrefix(string(place), "do_signal_stop") || strings.HasPrefix(string(place), "get_signal")
+}
+
+// Waiting says for which lock of its process a thread waits, and which of its waits that is: as long as
+// the text is the same it has not run. It is empty for a thread that waits for something else, or runs.
+func Waiting(pid, tid int) string {
+	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid)) // of one that has ended there is none
+	number, rest, _ := strings.Cut(string(call), " ")
+	if number != strconv.Itoa(unix.SYS_FUTEX) {
+		return ""
+	}
+	status, err := ThreadStatus(pid, tid)
+	if err != nil {
+		return ""
+	}
+	at, _, _ := strings.Cut(rest, " ")
+	return at + " " + status.Field("voluntary_ctxt_switches")
 }
 
 // Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has

@@ -254,7 +254,14 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
+	var free []int
+	for _, p := range r.driven() {
+		free = append(free, p.RestoreThread.Host)
+	}
+	settle := whileLocked(ctx, r.driven(), func(pid int) error { return breatheAtGate(r.gate, pid, free) })
+	defer settle()
 	err = r.onto(ctx, helper)
+	settle()
 	if cerr := r.check.Wait(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}

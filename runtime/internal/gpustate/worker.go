@@ -51,7 +51,8 @@ func (t *tracers) close() {
 
 // held runs do while every thread of the container, except drivers of procs, is held by ptrace. do is to
 // call thaw, after which those can work. The order is: frozen,
-// held, thawed, frozen again, let go; the application does not run in between.
+// held, thawed, frozen again, let go; the application does not run in between, unless it has a lock
+// that the driver waits for (whileLocked).
 func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do func(thaw func() error) error) error {
 	cgroup, err := target.Cgroup()
 	if err != nil {
@@ -75,14 +76,15 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		t.close()
 		return err
 	}
-	thawed := false
+	thawed, settle := false, func() {}
 	err = do(func() error {
 		if err := cgroup.Thaw(); err != nil {
 			return sequence.Join(err, cgroup.Freeze())
 		}
-		thawed = true
+		thawed, settle = true, whileLocked(ctx, procs, func(int) error { return tracer.Breathe() })
 		return nil
 	})
+	settle()
 	if !thawed {
 		t.close() // it cannot let go of frozen threads otherwise
 		return err
