@@ -20,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -90,6 +91,7 @@ func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harn
 var apart = map[string]string{
 	"2026-11-26-efeea8f-h200-four-gpus/workloads-swapped-cumem.json":           "the row is of two GPUs",
 	"2026-11-26-efeea8f-h200-four-gpus/workloads-swapped-tensor-parallel.json": "the row is of two GPUs",
+	"2026-11-24-d86a557-h200-gates/nccl-companion.json":                        "two ranks whose kernels wait for each other, on one GPU",
 	"2026-11-23-140e6a4-h200-one-gpu/programs.json":                            "some thirty programs ran beside each other",
 	"2026-11-23-140e6a4-h200-one-gpu/programs-cut-off.json":                    "the time was over before the last ones",
 	"2026-11-23-2fa8161-h200-pods/programs.json":                               "two were cut off",
@@ -123,7 +125,8 @@ func read(results fs.FS) (map[string]outcome, error) {
 			// The interposer's name until November 2026.
 			name = strings.Replace(name, "-companion", "-interposer", 1)
 			o := outcome{test, run, file}
-			if strings.HasPrefix(name, "TestFirstAnswer/") && o.interposed() {
+			// A program that has it by its own annotation has one row.
+			if o.interposed() && (strings.HasPrefix(name, "TestFirstAnswer/") || plain(strings.TrimPrefix(name, workloads))) {
 				name += interposed
 			}
 			if known, ok := latest[name]; o.counts() && (!ok || known.date() < o.date()) {
@@ -132,6 +135,11 @@ func read(results fs.FS) (map[string]outcome, error) {
 		}
 	}
 	return latest, nil
+}
+
+// plain reports whether a program of that name has no interposer of its own.
+func plain(name string) bool {
+	return slices.ContainsFunc(programs.List, func(p programs.Program) bool { return p.Name == name && p.Annotations == nil })
 }
 
 // readRun reads the results of a run of tests; nil where the file has others, such as the benchmark's.
@@ -167,7 +175,7 @@ func page(latest map[string]outcome) []byte {
 		case p.Refused != nil:
 			refused = append(refused, p)
 		default:
-			row(&b, p, o, latest["kubernetes/TestPrograms/"+p.Name])
+			row(&b, p, o, latest[workloads+p.Name+interposed], latest["kubernetes/TestPrograms/"+p.Name])
 		}
 	}
 	b.WriteString(features)
@@ -202,8 +210,8 @@ so one lost bit shows. [Their sources](../integration/workloads/programs) are sh
 [change-it.md](internals/change-it.md#on-a-machine-with-a-gpu) runs them.
 `
 
-const tableHead = `| program | result | GPU state | image | checkpoint | restore | kubelet | GPU, driver | results |
-|---|---|---|---|---|---|---|---|---|
+const tableHead = `| program | result | GPU state | image | checkpoint | restore | kubelet | GPU, driver | results | with the interposer |
+|---|---|---|---|---|---|---|---|---|---|
 `
 
 const features = `
@@ -214,9 +222,15 @@ const features = `
   mapped and registered host memory. It also is pools, graphs with host nodes, variables, constants.
 `
 
-// row writes what became of a program that is to travel.
-func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
-	result, byKubelet := "**fails**", "not run"
+// row writes what became of a program that is to travel: as it is, with the interposer, and in a pod.
+func row(b *bytes.Buffer, p programs.Program, o, with, kubelet outcome) {
+	result, byKubelet, byInterposer := "**fails**", "not run", "not run"
+	switch {
+	case p.Annotations != nil:
+		byInterposer = "as said"
+	case with.TestResult != nil:
+		byInterposer = "[" + map[bool]string{true: "same", false: "**fails**"}[with.passed()] + "](results/" + with.file + ")"
+	}
 	if o.passed() {
 		result = "same"
 	}
@@ -236,8 +250,8 @@ func row(b *bytes.Buffer, p programs.Program, o, kubelet outcome) {
 	if state == 0 && image == 0 { // a checkpoint into a directory
 		state, image = o.Numbers["checkpoint/save_GPU_state_bytes"], o.Numbers["checkpoint/dump_bytes"]
 	}
-	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", p.What, result, size(state), size(image),
-		seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), byKubelet, machine(o.run), link(o))
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", p.What, result, size(state), size(image),
+		seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), byKubelet, machine(o.run), link(o), byInterposer)
 }
 
 // measured writes what tests other than the programs' own have found.

@@ -66,9 +66,14 @@ func TestPage(t *testing.T) {
 		t.Errorf("of a failure it says %q", got)
 	}
 	files["b/workloads.json"] = results("2026-01-03T00:00:00Z", "real", name, "passed")
-	want := jax + " | same | 900 MB | 3.0 GB | 1.2 s |  | not run | H200, 580.1 | [workloads](results/b/workloads.json) |"
+	want := jax + " | same | 900 MB | 3.0 GB | 1.2 s |  | not run | H200, 580.1 | [workloads](results/b/workloads.json) | not run |"
 	if got := line(t, files, jax); got != want {
 		t.Errorf("it says\n%q, want\n%q", got, want)
+	}
+	files["b/workloads-interposer.json"] = results("2026-01-05T00:00:00Z", "real", name, "passed")
+	want = strings.TrimSuffix(want, "not run |") + "[same](results/b/workloads-interposer.json) |"
+	if got := line(t, files, jax); got != want {
+		t.Errorf("with the interposer it says\n%q, want\n%q", got, want)
 	}
 	files["c/workloads.json"] = results("2026-01-04T00:00:00Z", "software", name, "failed")
 	files["d/workloads.json"] = results("2026-01-04T00:00:00Z", "real", name, "skipped")

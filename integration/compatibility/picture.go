@@ -37,7 +37,7 @@ func waits(latest map[string]outcome) (found []wait) {
 	return found
 }
 
-// interposed ends the name of a server's test whose program had the interposer.
+// interposed ends the name of a test whose program had the interposer.
 const interposed = ", with the interposer"
 
 // interposed reports whether the programs of a run had the interposer: its file is named for that.
