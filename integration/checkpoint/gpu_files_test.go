@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,17 +97,24 @@ func TestTimerThreadRestored(t *testing.T) {
 // a thread is stopped in fork, it has locks of the C library that the driver's thread needs, in the
 // checkpoint and in the restore.
 func TestForkedBesideTheLock(t *testing.T) {
-	results.Add(t)
 	if gpu.Kind == harness.SoftwareGPU {
 		shared.SoftwareGPU(t, "lock_delay_ms=200\nfork_ms=40\n")
 	}
-	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "forking")
-	k.Expect(t, "count", "101")
-	for i := range 3 {
-		ref := takeCheckpoint(t, shared, k, fmt.Sprint("forking-", i))
-		k.MustRemove(t)
-		k = restore(t, shared, k.ID, ref, k.Port)
-		k.Expect(t, "count", fmt.Sprint(102+i))
+	for name, spec := range map[string]harness.RunSpec{"driver": {GPUs: []int{0}}, "interposer": withInterposer()} {
+		t.Run(name, func(t *testing.T) {
+			results.Add(t)
+			k := shared.Work(t, spec, "forking")
+			k.Expect(t, "count", "101")
+			for i := range 3 {
+				ref := takeCheckpoint(t, shared, k, fmt.Sprint("forking-", i))
+				k.MustRemove(t)
+				k = restore(t, shared, k.ID, ref, k.Port)
+				k.Expect(t, "count", fmt.Sprint(102+i))
+			}
+			if !regexp.MustCompile("waited for a lock of another thread.* id="+k.ID+" ").MatchString(shared.Log()) && gpu.Kind == harness.SoftwareGPU {
+				t.Error("no thread of the driver waited for a lock of another: the test shows nothing")
+			}
+		})
 	}
 }
 

@@ -34,6 +34,7 @@ CUresult gate_enter(void)
 
 CUresult gate_enter_served(void)
 {
+	process_wait_for_forks();
 	pthread_mutex_lock(&mutex);
 	while (closed)
 		pthread_cond_wait(&changed, &mutex);

@@ -76,20 +76,22 @@ func Stopped(pid, tid int) bool {
 	return strings.HasPrefix(string(place), "do_signal_stop") || strings.HasPrefix(string(place), "get_signal")
 }
 
-// Waiting says for which lock of its process a thread waits, and which of its waits that is: as long as
+// Waiting says for which lock of the C library a thread waits, and which of its waits that is: as long as
 // the text is the same it has not run. It is empty for a thread that waits for something else, or runs.
-func Waiting(pid, tid int) string {
-	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid)) // of one that has ended there is none
-	number, rest, _ := strings.Cut(string(call), " ")
-	if number != strconv.Itoa(unix.SYS_FUTEX) {
+func Waiting(tid int) string {
+	call, _ := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", tid)) // of one that has ended there is none
+	// A lock that others wait for has the value 2 (glibc, nptl/lowlevellock.c). FUTEX_WAIT is 0, and 128
+	// says that no other process has the lock (linux/futex.h).
+	var number, at, operation, value uint64
+	if n, _ := fmt.Sscanf(string(call), "%d 0x%x 0x%x 0x%x", &number, &at, &operation, &value); n < 4 || number != unix.SYS_FUTEX ||
+		operation&^128 != 0 || value != 2 {
 		return ""
 	}
-	status, err := ThreadStatus(pid, tid)
+	status, err := StatusOf(tid)
 	if err != nil {
 		return ""
 	}
-	at, _, _ := strings.Cut(rest, " ")
-	return at + " " + status.Field("voluntary_ctxt_switches")
+	return fmt.Sprintf("%#x %s", at, status.Field("voluntary_ctxt_switches"))
 }
 
 // Killed reports whether a SIGKILL waits for the thread. A thread in a frozen cgroup of version 1 has

@@ -5,19 +5,19 @@ package gpustate
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/containerd/log"
 
-	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// The driver's thread works while all others of its process stand still, wherever they were. One of them
+// The driver's threads work while all others of the process stand still, wherever they were. One of them
 // may have a lock that the driver needs: fork has all of malloc's until it is through, and a thread is
-// as likely to be stopped at fork's end as anywhere. So the others run for a moment when the driver's
+// as likely to be stopped at fork's end as anywhere. So the others run for a moment when a driver's
 // thread has waited for the same lock for too long. Calls of CUDA wait meanwhile, as they do from the
 // lock to the unlock, and CRIU reads no memory yet, or has read it.
 const (
@@ -29,23 +29,23 @@ const (
 	gateThreads = 128
 )
 
-// whileLocked has the other threads breathe, by the pid of their process, whenever the driver's thread of
-// one of procs waits for a lock that nobody gives it. stop returns when no breath is under way.
-func whileLocked(ctx context.Context, procs cuda.Group, breathe func(pid int) error) (stop func()) {
+// whileLocked has the others breathe whenever one of these threads waits for a lock that nobody gives it.
+// stop returns when no breath is under way.
+func whileLocked(ctx context.Context, tids []int, breathe func(tid int) error) (stop func()) {
 	end := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		look := time.NewTicker(lockLook)
 		defer look.Stop()
-		before, looks := make([]string, len(procs)), make([]int, len(procs))
+		before, looks := make([]string, len(tids)), make([]int, len(tids))
 		for {
 			select {
 			case <-end:
 				return
 			case <-look.C:
 			}
-			for i, p := range procs {
-				wait := proc.Waiting(p.PID.Host, p.RestoreThread.Host)
+			for i, tid := range tids {
+				wait := proc.Waiting(tid)
 				if wait == "" || wait != before[i] {
 					before[i], looks[i] = wait, 1
 					continue
@@ -54,8 +54,8 @@ func whileLocked(ctx context.Context, procs cuda.Group, breathe func(pid int) er
 					continue
 				}
 				looks[i] = 0
-				err := breathe(p.PID.Host)
-				log.G(ctx).WithError(err).Infof("the driver's thread of process %d waited for a lock of another thread: the others ran for a moment", p.PID.Host)
+				err := breathe(tid)
+				log.G(ctx).WithError(err).Infof("thread %d of the driver waited for a lock of another thread: the others ran for a moment", tid)
 			}
 		}
 	})
@@ -65,25 +65,35 @@ func whileLocked(ctx context.Context, procs cuda.Group, breathe func(pid int) er
 	})
 }
 
-// breatheAtGate has CRIU's plugin let the threads of a process run for a moment, but for the drivers'
-// threads, which it has let go already. After an error some may still run.
-func breatheAtGate(gate Gate, pid int, free []int) error {
-	tids, err := proc.Threads(pid)
+// breatheAtGate has CRIU's plugin let the other threads of a process run for a moment: not those in free,
+// which it has let go already, nor threads of ours that it does not trace. After an error some may still run.
+func breatheAtGate(gate Gate, tid int, free []int) error {
+	status, err := proc.StatusOf(tid)
 	if err != nil {
 		return err
 	}
-	tids = slices.DeleteFunc(tids, func(tid int) bool { return slices.Contains(free, tid) })
+	tids, err := proc.Threads(status.Process())
+	if err != nil {
+		return err
+	}
+	tids = slices.DeleteFunc(tids, func(tid int) bool {
+		status, err := proc.StatusOf(tid)
+		return err != nil || status.Tracer() == 0 || slices.Contains(free, tid)
+	})
 	for some := range slices.Chunk(tids, gateThreads) {
-		for _, tid := range some {
+		var errs []error
+		for i, tid := range some {
 			if err := gate.Free(tid); err != nil {
-				return err
+				errs, some = append(errs, err), some[:i]
+				break
 			}
 		}
 		time.Sleep(gateBreath)
 		for _, tid := range some {
-			if err := gate.Hold(tid); err != nil {
-				return err
-			}
+			errs = append(errs, gate.Hold(tid))
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
 		}
 	}
 	return nil

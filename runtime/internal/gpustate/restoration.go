@@ -254,14 +254,10 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var free []int
-	for _, p := range r.driven() {
-		free = append(free, p.RestoreThread.Host)
-	}
-	settle := whileLocked(ctx, r.driven(), func(pid int) error { return breatheAtGate(r.gate, pid, free) })
+	free := drivers(r.driven())
+	settle := whileLocked(ctx, free, func(tid int) error { return breatheAtGate(r.gate, tid, free) })
 	defer settle()
 	err = r.onto(ctx, helper)
-	settle()
 	if cerr := r.check.Wait(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
@@ -277,6 +273,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	if err := r.openHeld(ctx); err != nil {
 		return 0, err
 	}
+	settle()
 	for _, p := range r.driven() {
 		if err := r.gate.Hold(p.RestoreThread.Host); err != nil {
 			return 0, err

@@ -69,7 +69,8 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	if err := cgroup.Loosen(); err != nil {
 		return err
 	}
-	if err := tracer.Hold(pids, drivers(procs)); err != nil {
+	free := drivers(procs)
+	if err := tracer.Hold(pids, free); err != nil {
 		return err
 	}
 	if err := host.RefuseForeign(cgroup.Pids, pids); err != nil {
@@ -81,7 +82,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		if err := cgroup.Thaw(); err != nil {
 			return sequence.Join(err, cgroup.Freeze())
 		}
-		thawed, settle = true, whileLocked(ctx, procs, func(int) error { return tracer.Breathe() })
+		thawed, settle = true, whileLocked(ctx, free, func(int) error { return tracer.Breathe() })
 		return nil
 	})
 	settle()
