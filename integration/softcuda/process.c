@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,8 +69,10 @@ CUresult process_open(const struct gpu *gpus, int n)
 // A forked child has inherited open nodes and pipes that are its parent's to use. The nodes stay
 // open, as with the real driver, though the child can do nothing with them. A child of one that has
 // not called cuInit may do so.
-// As malloc's of the C library, which the driver's threads use too: whoever forks has it meanwhile.
+// As malloc's of the C library, which the driver's threads use too: whoever forks has it meanwhile, with all
+// signals blocked.
 static pthread_mutex_t forking = PTHREAD_MUTEX_INITIALIZER;
+static sigset_t unblocked; // the mask of whoever forks
 
 void process_wait_for_forks(void)
 {
@@ -81,18 +84,24 @@ static void before_fork(void)
 {
 	struct config config;
 
+	sigset_t all;
+
 	config_load(&config);
+	sigfillset(&all);
 	pthread_mutex_lock(&forking);
+	pthread_sigmask(SIG_SETMASK, &all, &unblocked);
 	pause_ms(config.fork_ms);
 }
 
 static void in_parent(void)
 {
+	pthread_sigmask(SIG_SETMASK, &unblocked, NULL);
 	pthread_mutex_unlock(&forking);
 }
 
 static void in_child(void)
 {
+	pthread_sigmask(SIG_SETMASK, &unblocked, NULL);
 	pthread_mutex_init(&forking, NULL);
 	if (!process.served)
 		return;

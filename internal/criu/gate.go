@@ -163,7 +163,10 @@ func (g *Gate) CRIU() (int, error) {
 // Free lets a thread run on, with all signals blocked.
 func (g *Gate) Free(tid int) error { return g.ask("free", tid) }
 
-// Hold stops a thread that Free let go. CRIU must find it stopped when the gate opens.
+// Loose is Free with the signals of the program: the thread runs its code.
+func (g *Gate) Loose(tid int) error { return g.ask("loose", tid) }
+
+// Hold stops a thread that Free or Loose let go. CRIU must find it stopped when the gate opens.
 func (g *Gate) Hold(tid int) error { return g.ask("hold", tid) }
 
 func (g *Gate) ask(what string, tid int) error {

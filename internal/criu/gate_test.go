@@ -90,10 +90,13 @@ func TestGate(t *testing.T) {
 	if err := gate.Hold(12); err != nil {
 		t.Error(err)
 	}
+	if err := gate.Loose(14); err != nil {
+		t.Error(err)
+	}
 	if err := gate.Open(); err != nil {
 		t.Error(err)
 	}
-	if got, want := strings.Join(<-plugin, ","), "free 12,free 13,hold 12,go"; got != want {
+	if got, want := strings.Join(<-plugin, ","), "free 12,free 13,hold 12,loose 14,go"; got != want {
 		t.Errorf("the plugin heard %q, want %q", got, want)
 	}
 }

@@ -32,6 +32,7 @@
 // The protocol at the gate is lines of text, one request, one answer:
 //   plugin: "restored PID"      once; PID is the container's first process
 //   shim:   "free TID"          let the thread run, untraced        plugin: "ok" or "error ..."
+//   shim:   "loose TID"         the same, with the program's signals plugin: "ok" or "error ..."
 //   shim:   "hold TID"          stop it again                       plugin: "ok" or "error ..."
 //   shim:   "call TID NR A B C D E F"  have it make a system call   plugin: "result N" or "error ..."
 //   shim:   "go"                CRIU lets all threads go            no answer
@@ -336,31 +337,43 @@ static int connect_gate(void)
 	return s;
 }
 
-// A thread that runs while the gate is closed: its signal mask, to be given back.
+// A thread that runs while the gate is closed: its signal mask, to be given back where it was changed.
 enum { MAX_FREE = 256 };
 static struct {
 	int tid;
+	bool masked;
 	uint64_t mask;
 } freed[MAX_FREE];
 
-// free_thread lets go of a thread that CRIU holds. It blocks all signals meanwhile: a handler of
-// the program's must not run in it.
-static int free_thread(int tid)
+// The last thread that made a call, see call_in.
+static struct {
+	int tid;
+	void *ctl;
+} last;
+
+// free_thread lets go of a thread that CRIU holds. With masked it runs for the driver: all signals are
+// blocked, since a handler of the program's must not run in it. Else it runs as the program's.
+static int free_thread(int tid, bool masked)
 {
 	uint64_t all = ~0ull;
 	for (int i = 0; i < MAX_FREE; i++) {
 		if (freed[i].tid)
 			continue;
-		if (ptrace(PTRACE_GETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask) ||
-		    ptrace(PTRACE_SETSIGMASK, tid, sizeof(all), &all) || ptrace(PTRACE_DETACH, tid, NULL, NULL))
+		if (masked && (ptrace(PTRACE_GETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask) ||
+			       ptrace(PTRACE_SETSIGMASK, tid, sizeof(all), &all)))
+			return -errno;
+		if (ptrace(PTRACE_DETACH, tid, NULL, NULL))
 			return -errno;
 		freed[i].tid = tid;
+		freed[i].masked = masked;
+		if (last.tid == tid) // its registers will be others
+			last.tid = 0;
 		return 0;
 	}
 	return -ENOSPC;
 }
 
-// hold_thread takes it back, so that CRIU finds it as it left it.
+// hold_thread takes it back: one for the driver as CRIU left it.
 static int hold_thread(int tid)
 {
 	for (int i = 0; i < MAX_FREE; i++) {
@@ -369,12 +382,21 @@ static int hold_thread(int tid)
 			continue;
 		if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) || ptrace(PTRACE_INTERRUPT, tid, NULL, NULL))
 			return -errno;
-		while (waitpid(tid, &status, __WALL) < 0)
-			if (errno != EINTR)
+		for (;;) {
+			if (waitpid(tid, &status, __WALL) < 0) {
+				if (errno != EINTR)
+					return -errno;
+				continue;
+			}
+			if (!WIFSTOPPED(status))
+				return -ESRCH;
+			if (status >> 16)
+				break;
+			// A signal was first: the thread has it, and stops then.
+			if (ptrace(PTRACE_CONT, tid, NULL, (void *)(long)WSTOPSIG(status)))
 				return -errno;
-		if (!WIFSTOPPED(status))
-			return -ESRCH;
-		if (ptrace(PTRACE_SETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask))
+		}
+		if (freed[i].masked && ptrace(PTRACE_SETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask))
 			return -errno;
 		freed[i].tid = 0;
 		return 0;
@@ -382,13 +404,10 @@ static int hold_thread(int tid)
 	return -EINVAL;
 }
 
-// call_in has a thread that CRIU holds make a system call. The thread is as it was before.
+// call_in has a thread that CRIU holds make a system call. The thread is as it was before. What it takes is
+// kept for the next call of the same thread: compel has no call that lets go of it.
 static int call_in(int tid, int nr, const unsigned long arg[6], long *result)
 {
-	static struct { // of the last thread: compel has no call that lets go of it
-		int tid;
-		void *ctl;
-	} last;
 	if (!compel_prepare || !compel_mode_native || !compel_syscall)
 		return -ENOSYS;
 	if (last.tid != tid) {
@@ -437,7 +456,9 @@ static int wait_at_gate(int pid)
 				break;
 			}
 			if (sscanf(text, "free %d", &tid) == 1)
-				err = free_thread(tid);
+				err = free_thread(tid, true);
+			else if (sscanf(text, "loose %d", &tid) == 1)
+				err = free_thread(tid, false);
 			else if (sscanf(text, "hold %d", &tid) == 1)
 				err = hold_thread(tid);
 			else if (sscanf(text, "call %d %d %lx %lx %lx %lx %lx %lx", &tid, &nr, &arg[0], &arg[1], &arg[2], &arg[3], &arg[4], &arg[5]) == 8)

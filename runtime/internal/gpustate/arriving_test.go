@@ -118,8 +118,9 @@ func arrivingCheckpoint(t *testing.T, dir string, chunk func(data []byte, missin
 // openGate is a gate at which nobody waits.
 type openGate struct{}
 
-func (openGate) Free(int) error { return nil }
-func (openGate) Hold(int) error { return nil }
+func (openGate) Free(int) error  { return nil }
+func (openGate) Loose(int) error { return nil }
+func (openGate) Hold(int) error  { return nil }
 
 // leave saves the state of a process to dir, and leaves the process as CRIU restores one:
 // checkpointed, with empty areas.

@@ -83,7 +83,7 @@ func breatheAtGate(gate Gate, tid int, free []int) error {
 	for some := range slices.Chunk(tids, gateThreads) {
 		var errs []error
 		for i, tid := range some {
-			if err := gate.Free(tid); err != nil {
+			if err := gate.Loose(tid); err != nil {
 				errs, some = append(errs, err), some[:i]
 				break
 			}

@@ -57,8 +57,9 @@ type Restoration struct {
 // the driver's that wakes by a timer reads memory that is not there yet (measured under JAX,
 // driver 580). criu.Gate is one.
 type Gate interface {
-	// Free lets a thread run on, with all signals blocked. Hold stops it again.
+	// Free lets a thread run on, with all signals blocked; Loose with the program's. Hold stops it again.
 	Free(tid int) error
+	Loose(tid int) error
 	Hold(tid int) error
 }
 
