@@ -4,6 +4,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -55,7 +56,7 @@ func (a *area) criuChecks(ctx context.Context, n *Node, path string) {
 		return
 	}
 	// Dirty tracking is for pre-dumps, which do not exist for GPU state.
-	missing := strings.ReplaceAll(strings.TrimSpace(errorsOf(stderr)), "\n", "; ")
+	missing := cmp.Or(strings.ReplaceAll(strings.TrimSpace(errorsOf(stderr)), "\n", "; "), "it does not say what ("+err.Error()+")")
 	a.ok("check", "the kernel has all that gpuckpt needs; it lacks, and gpuckpt does not use: %s", missing)
 }
 
