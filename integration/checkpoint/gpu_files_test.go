@@ -95,10 +95,10 @@ func TestTimerThreadRestored(t *testing.T) {
 // A program that forks all the time, as PyTorch's compiler starts its workers: a child that comes up
 // between the lock and the freeze keeps the files that it was forked with, and is dumped with them. Where
 // a thread is stopped in fork, it has locks of the C library that the driver's thread needs, in the
-// checkpoint and in the restore.
+// checkpoint and in the restore. The driver's thread that wakes by a timer does not run when that one does.
 func TestForkedBesideTheLock(t *testing.T) {
 	if gpu.Kind == harness.SoftwareGPU {
-		shared.SoftwareGPU(t, "lock_delay_ms=200\nfork_ms=40\n")
+		shared.SoftwareGPU(t, "lock_delay_ms=200\nfork_ms=40\ntimer_ms=1\n")
 	}
 	for name, spec := range map[string]harness.RunSpec{"driver": {GPUs: []int{0}}, "interposer": withInterposer()} {
 		t.Run(name, func(t *testing.T) {

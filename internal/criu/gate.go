@@ -163,7 +163,8 @@ func (g *Gate) CRIU() (int, error) {
 // Free lets a thread run on, with all signals blocked.
 func (g *Gate) Free(tid int) error { return g.ask("free", tid) }
 
-// Loose is Free with the signals of the program: the thread runs its code.
+// Loose lets a thread run on with the signals of the program. It stops where it makes a thread or a child, and
+// what it makes stands still until the gate opens.
 func (g *Gate) Loose(tid int) error { return g.ask("loose", tid) }
 
 // Hold stops a thread that Free or Loose let go. CRIU must find it stopped when the gate opens.
@@ -238,6 +239,7 @@ func (g *Gate) receive() (string, error) {
 	}
 	n, err := g.conn.Read(buf[:])
 	if err != nil {
+		g.conn.Close() // or a late answer is taken for that to the next question
 		return "", fmt.Errorf("hear CRIU's plugin: %w", err)
 	}
 	if n == 0 {

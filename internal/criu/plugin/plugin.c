@@ -32,7 +32,7 @@
 // The protocol at the gate is lines of text, one request, one answer:
 //   plugin: "restored PID"      once; PID is the container's first process
 //   shim:   "free TID"          let the thread run, untraced        plugin: "ok" or "error ..."
-//   shim:   "loose TID"         the same, with the program's signals plugin: "ok" or "error ..."
+//   shim:   "loose TID"         let it run as the program's         plugin: "ok" or "error ..."
 //   shim:   "hold TID"          stop it again                       plugin: "ok" or "error ..."
 //   shim:   "call TID NR A B C D E F"  have it make a system call   plugin: "result N" or "error ..."
 //   shim:   "go"                CRIU lets all threads go            no answer
@@ -337,13 +337,17 @@ static int connect_gate(void)
 	return s;
 }
 
-// A thread that runs while the gate is closed: its signal mask, to be given back where it was changed.
+// A thread that runs for the driver while the gate is closed: its signal mask, to be given back.
 enum { MAX_FREE = 256 };
 static struct {
 	int tid;
-	bool masked;
 	uint64_t mask;
 } freed[MAX_FREE];
+
+// Threads and children that loose threads have made. They stand still until the gate opens.
+enum { MAX_MADE = 256 };
+static int made[MAX_MADE];
+static int made_count;
 
 // The last thread that made a call, see call_in.
 static struct {
@@ -351,57 +355,95 @@ static struct {
 	void *ctl;
 } last;
 
-// free_thread lets go of a thread that CRIU holds. With masked it runs for the driver: all signals are
-// blocked, since a handler of the program's must not run in it. Else it runs as the program's.
-static int free_thread(int tid, bool masked)
+// free_thread lets go of a thread that CRIU holds. It blocks all signals meanwhile: a handler of
+// the program's must not run in it.
+static int free_thread(int tid)
 {
 	uint64_t all = ~0ull;
 	for (int i = 0; i < MAX_FREE; i++) {
 		if (freed[i].tid)
 			continue;
-		if (masked && (ptrace(PTRACE_GETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask) ||
-			       ptrace(PTRACE_SETSIGMASK, tid, sizeof(all), &all)))
-			return -errno;
-		if (ptrace(PTRACE_DETACH, tid, NULL, NULL))
+		if (ptrace(PTRACE_GETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask) ||
+		    ptrace(PTRACE_SETSIGMASK, tid, sizeof(all), &all) || ptrace(PTRACE_DETACH, tid, NULL, NULL))
 			return -errno;
 		freed[i].tid = tid;
-		freed[i].masked = masked;
-		if (last.tid == tid) // its registers will be others
-			last.tid = 0;
 		return 0;
 	}
 	return -ENOSPC;
 }
 
-// hold_thread takes it back: one for the driver as CRIU left it.
+// loosen_thread has a thread that CRIU holds run as the program's. It stops where it makes another one, or ends.
+static int loosen_thread(int tid)
+{
+	long stops = PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXIT;
+	if (last.tid == tid) // its registers will be others
+		last.tid = 0;
+	return ptrace(PTRACE_SETOPTIONS, tid, NULL, stops) || ptrace(PTRACE_CONT, tid, NULL, NULL) ? -errno : 0;
+}
+
+// await_stop waits until a traced thread stands still, for five seconds at most: one that waits in the kernel
+// for a child of vfork, or for a disk, may take longer.
+static int await_stop(int tid, int *status)
+{
+	for (int looks = 0; looks < 25000; looks++) {
+		int got = waitpid(tid, status, __WALL | WNOHANG);
+		if (got == tid)
+			return WIFSTOPPED(*status) ? 0 : -ESRCH;
+		if (got < 0 && errno != EINTR)
+			return -errno;
+		usleep(200);
+	}
+	return -ETIMEDOUT;
+}
+
+// tighten_thread stops a loose thread again, and takes what it has made.
+static int tighten_thread(int tid)
+{
+	int status, err;
+	if (ptrace(PTRACE_INTERRUPT, tid, NULL, NULL))
+		return -errno;
+	for (;;) {
+		unsigned long new;
+		if ((err = await_stop(tid, &status)))
+			return err;
+		switch (status >> 16) {
+		case 0: // a signal was first: the thread has it, and stops then
+			if (ptrace(PTRACE_CONT, tid, NULL, (void *)(long)WSTOPSIG(status)))
+				return -errno;
+			continue;
+		case PTRACE_EVENT_CLONE:
+		case PTRACE_EVENT_FORK:
+		case PTRACE_EVENT_VFORK:
+			if (ptrace(PTRACE_GETEVENTMSG, tid, NULL, &new))
+				return -errno;
+			if ((err = await_stop((int)new, &status)) && err != -ESRCH)
+				return err;
+			if (!err && made_count == MAX_MADE)
+				return -ENOSPC;
+			if (!err)
+				made[made_count++] = (int)new;
+		}
+		return 0;
+	}
+}
+
+// hold_thread stops a thread that runs: one for the driver as CRIU left it.
 static int hold_thread(int tid)
 {
 	for (int i = 0; i < MAX_FREE; i++) {
-		int status;
+		int status, err;
 		if (freed[i].tid != tid)
 			continue;
 		if (ptrace(PTRACE_SEIZE, tid, NULL, NULL) || ptrace(PTRACE_INTERRUPT, tid, NULL, NULL))
 			return -errno;
-		for (;;) {
-			if (waitpid(tid, &status, __WALL) < 0) {
-				if (errno != EINTR)
-					return -errno;
-				continue;
-			}
-			if (!WIFSTOPPED(status))
-				return -ESRCH;
-			if (status >> 16)
-				break;
-			// A signal was first: the thread has it, and stops then.
-			if (ptrace(PTRACE_CONT, tid, NULL, (void *)(long)WSTOPSIG(status)))
-				return -errno;
-		}
-		if (freed[i].masked && ptrace(PTRACE_SETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask))
+		if ((err = await_stop(tid, &status)))
+			return err;
+		if (ptrace(PTRACE_SETSIGMASK, tid, sizeof(freed[i].mask), &freed[i].mask))
 			return -errno;
 		freed[i].tid = 0;
 		return 0;
 	}
-	return -EINVAL;
+	return tighten_thread(tid);
 }
 
 // call_in has a thread that CRIU holds make a system call. The thread is as it was before. What it takes is
@@ -456,9 +498,9 @@ static int wait_at_gate(int pid)
 				break;
 			}
 			if (sscanf(text, "free %d", &tid) == 1)
-				err = free_thread(tid, true);
+				err = free_thread(tid);
 			else if (sscanf(text, "loose %d", &tid) == 1)
-				err = free_thread(tid, false);
+				err = loosen_thread(tid);
 			else if (sscanf(text, "hold %d", &tid) == 1)
 				err = hold_thread(tid);
 			else if (sscanf(text, "call %d %d %lx %lx %lx %lx %lx %lx", &tid, &nr, &arg[0], &arg[1], &arg[2], &arg[3], &arg[4], &arg[5]) == 8)
@@ -477,6 +519,12 @@ static int wait_at_gate(int pid)
 	}
 	if (state == GATE_BROKEN)
 		say(LOG_ERROR, "the shim left the gate: the processes are killed");
+	while (made_count) { // CRIU knows nothing of these
+		int tid = made[--made_count];
+		if (state == GATE_BROKEN)
+			kill(tid, SIGKILL); // its process
+		ptrace(PTRACE_DETACH, tid, NULL, NULL);
+	}
 	close(s);
 	return state;
 }

@@ -8,9 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -54,11 +52,20 @@ func Threads(procs cuda.Group) (tids []int) {
 		tids = append(tids, c.threads()...)
 		threads, _ := proc.Threads(c.PID)
 		for _, tid := range threads {
-			name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", c.PID, tid))
-			if strings.TrimSpace(string(name)) == eventThread {
+			if proc.ThreadName(c.PID, tid) == eventThread {
 				tids = append(tids, tid)
 			}
 		}
+	}
+	return tids
+}
+
+// Savers returns those of Threads that call the driver.
+func Savers(procs cuda.Group) (tids []int) {
+	all, _ := of(procs)
+	defer closeAll(all)
+	for _, c := range all {
+		tids = append(tids, c.TID)
 	}
 	return tids
 }

@@ -18,30 +18,47 @@ import (
 
 // Hold is a thread of this process and all the threads that it has seized.
 type Hold struct {
-	end    chan struct{}      // closed to let go
-	breath chan time.Duration // how long they are to run; the answer is 0
-	tid    int                // this process's own thread
-	// seized has the threads, for the holding thread alone. Those that are true have been stopped by a
-	// signal of the program's own, and must not be continued.
-	seized map[int]bool
+	end    chan struct{}   // closed to let go
+	breath chan breath     // whose end is told by its done
+	tid    int             // this process's own thread
+	seized map[int]*seized // for the holding thread alone
 }
 
+// seized is a thread that is held.
+type seized struct {
+	pid   int
+	still bool // it does not run in a breath: it is not to, or a signal of the program's own has stopped it
+}
+
+// breath is a call of Breathe.
+type breath struct {
+	pid  int
+	most time.Duration
+	over func() bool
+	done chan struct{}
+}
+
+// Choice tells threads by their process and themselves. A nil one takes none.
+type Choice func(pid, tid int) bool
+
+func (c Choice) takes(pid, tid int) bool { return c != nil && c(pid, tid) }
+
 // HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
-// except, and those for which leave, if not nil, returns true. It repeats until a pass finds no new
-// thread: frozen processes make none, so the second is the last. An error holds none.
-func HoldThreads(processes, except []int, leave func(pid, tid int) bool) (*Hold, error) {
-	h := &Hold{end: make(chan struct{}), breath: make(chan time.Duration), seized: make(map[int]bool)}
-	seized := make(chan error)
+// except and those that leave takes. Those that still takes do not run in a breath. It repeats until a pass
+// finds no new thread: frozen processes make none, so the second is the last. An error holds none.
+func HoldThreads(processes, except []int, leave, still Choice) (*Hold, error) {
+	h := &Hold{end: make(chan struct{}), breath: make(chan breath), seized: make(map[int]*seized)}
+	began := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with this function
 		h.tid = unix.Gettid()
-		err := h.seizeAll(processes, except, leave)
-		seized <- err
+		err := h.seizeAll(processes, except, leave, still)
+		began <- err
 		if err == nil {
 			h.reap()
 		}
 	}()
-	if err := <-seized; err != nil {
+	if err := <-began; err != nil {
 		waitThread(h.tid)
 		return nil, err
 	}
@@ -59,43 +76,49 @@ func (h *Hold) reap() {
 	look := time.NewTicker(reapEvery)
 	defer look.Stop()
 	for {
-		h.hear(false)
+		h.hear(nil)
 		select {
 		case <-h.end:
 			return
-		case d := <-h.breath:
-			h.run(d)
-			h.breath <- 0
+		case b := <-h.breath:
+			h.run(b)
+			close(b.done)
 		case <-look.C:
 		}
 	}
 }
 
-// Breathe has the held threads run for so long, and asks them to stop again. What they make meanwhile,
-// threads or children, is held too. It must not be called beside Release.
-func (h *Hold) Breathe(d time.Duration) {
-	h.breath <- d
-	<-h.breath
+// Breathe has the held threads of one process run until over returns true, for most at most, and asks them
+// to stop again. What they make meanwhile, threads or children, is held. It must not be called beside Release.
+func (h *Hold) Breathe(pid int, most time.Duration, over func() bool) {
+	b := breath{pid, most, over, make(chan struct{})}
+	h.breath <- b
+	<-b.done
 }
 
 // run is Breathe, in the holding thread.
-func (h *Hold) run(d time.Duration) {
-	for tid, stopped := range h.seized {
-		if !stopped {
+func (h *Hold) run(b breath) {
+	h.hear(nil)
+	for tid, s := range h.seized {
+		if s.pid == b.pid && !s.still {
 			_ = unix.PtraceCont(tid, 0) // one that has not stopped yet is heard below
 		}
 	}
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(d / 20) {
-		h.hear(true)
+	end := time.Now().Add(b.most)
+	over := func() bool { return b.over() || !time.Now().Before(end) }
+	for ; !over(); time.Sleep(b.most / 20) {
+		h.hear(func(s *seized) bool { return s.pid == b.pid && !over() })
 	}
-	for tid := range h.seized {
-		_ = unix.PtraceInterrupt(tid) // or it has ended
+	for tid, s := range h.seized {
+		if s.pid == b.pid {
+			_ = unix.PtraceInterrupt(tid) // or it has ended
+		}
 	}
 }
 
-// hear takes what the held threads have to tell until there is no more. With run, those that have
-// stopped run on.
-func (h *Hold) hear(run bool) {
+// hear takes what the held threads have to tell until there is no more. Those that run takes run on; nil
+// takes none.
+func (h *Hold) hear(run func(*seized) bool) {
 	for {
 		var status unix.WaitStatus
 		tid, err := unix.Wait4(-1, &status, unix.WALL|unix.WNOTHREAD|unix.WNOHANG, nil)
@@ -106,17 +129,19 @@ func (h *Hold) hear(run bool) {
 			delete(h.seized, tid)
 			continue
 		}
-		_, known := h.seized[tid]
-		switch event := int(status) >> 16; {
-		case event == 0: // a signal came in a breath: it has it, and stops after that, as it was asked to
+		s := h.seized[tid]
+		if s == nil { // made in a breath
+			s = &seized{still: true}
+			h.seized[tid] = s
+		}
+		switch int(status) >> 16 {
+		case 0: // a signal came in a breath: the thread has it, and stops after that, as it was asked to
 			_ = unix.PtraceCont(tid, int(status.StopSignal()))
 			continue
-		case event == unix.PTRACE_EVENT_STOP:
-			h.seized[tid] = status.StopSignal() != unix.SIGTRAP
-		case !known:
-			h.seized[tid] = false
+		case unix.PTRACE_EVENT_STOP:
+			s.still = s.still || status.StopSignal() != unix.SIGTRAP
 		}
-		if run && !h.seized[tid] {
+		if run != nil && !s.still && run(s) {
 			_ = unix.PtraceCont(tid, 0)
 		}
 	}
@@ -139,7 +164,7 @@ func (h *Hold) Release() {
 	waitThread(h.tid)
 }
 
-func (h *Hold) seizeAll(processes, except []int, leave func(pid, tid int) bool) error {
+func (h *Hold) seizeAll(processes, except []int, leave, still Choice) error {
 	done := make(map[int]bool)
 	for _, tid := range except {
 		done[tid] = true
@@ -155,14 +180,15 @@ func (h *Hold) seizeAll(processes, except []int, leave func(pid, tid int) bool) 
 				if done[tid] {
 					continue
 				}
-				if leave != nil && leave(pid, tid) {
+				if leave.takes(pid, tid) {
 					done[tid] = true
 					continue
 				}
 				if err := Seize(pid, tid, New); err != nil && !errors.Is(err, ErrEnded) {
 					return err
 				}
-				done[tid], h.seized[tid], fresh = true, false, true
+				h.seized[tid] = &seized{pid, still.takes(pid, tid)}
+				done[tid], fresh = true, true
 			}
 		}
 		if !fresh {

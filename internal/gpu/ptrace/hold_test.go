@@ -56,7 +56,7 @@ func TestThreadsThatEndHideNone(t *testing.T) {
 }
 
 // Held threads stand still, run in a breath, have the signals that come meanwhile, and stand still
-// again. A process that a signal has stopped is not continued by it.
+// again. A process that a signal has stopped is not continued by it, nor one that is to stay still.
 func TestBreathe(t *testing.T) {
 	begin := func() (pid int, out *os.File) {
 		r, w, err := os.Pipe()
@@ -75,13 +75,14 @@ func TestBreathe(t *testing.T) {
 	}
 	runs, out := begin()
 	stopped, _ := begin()
+	resting, _ := begin()
 	if err := unix.Kill(stopped, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	for !proc.Stopped(stopped, stopped) {
 		time.Sleep(time.Millisecond)
 	}
-	h, err := HoldThreads([]int{runs, stopped}, nil, nil)
+	h, err := HoldThreads([]int{runs, stopped, resting}, nil, nil, func(pid, _ int) bool { return pid == resting })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,17 +100,37 @@ func TestBreathe(t *testing.T) {
 		}
 		return proc.Ticks(runs)
 	}
-	was, asleep := still(), proc.Ticks(stopped)
+	was := still()
+	others := func() uint64 { return proc.Ticks(stopped) + proc.Ticks(resting) }
+	for state(resting) != "t" {
+		time.Sleep(time.Millisecond)
+	}
+	asleep := others()
 	if err := unix.Kill(runs, unix.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
-	for now := was; now == was; now = still() {
-		h.Breathe(20 * time.Millisecond)
+	heard := make(chan string)
+	go func() {
+		line := make([]byte, len("signal\n"))
+		_, _ = io.ReadFull(out, line)
+		heard <- string(line)
+	}()
+	for line := ""; line == "" || still() == was; {
+		for _, pid := range []int{runs, stopped, resting} {
+			h.Breathe(pid, 20*time.Millisecond, func() bool { return false })
+		}
+		select {
+		case line = <-heard:
+			if line != "signal\n" {
+				t.Fatalf("read %q", line)
+			}
+		default:
+		}
 	}
-	want(t, out, "signal\n")
-	if now := proc.Ticks(stopped); now != asleep {
-		t.Errorf("a stopped process ran for %d ticks", now-asleep)
+	if now := others(); now != asleep {
+		t.Errorf("processes that are not to run had %d ticks", now-asleep)
 	}
+	h.Breathe(runs, time.Minute, func() bool { return true })
 }
 
 // want reads a line that a program writes.

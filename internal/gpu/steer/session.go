@@ -53,10 +53,11 @@ func (s *Session) Release() error {
 	return err
 }
 
-// Breathe has the threads that Hold holds run for two milliseconds, and asks them to stop again: one of
-// them may have a lock that a thread which is not held waits for. The processes must not be frozen.
-func (s *Session) Breathe() error {
-	_, err := s.call("let held threads run for a moment", order{Op: opBreathe})
+// Breathe has the threads that Hold holds of a process run for two milliseconds at most, and asks them to stop
+// again: one of them may have a lock that tid, which is not held, waits for. Threads of the driver's do not
+// run. The process must not be frozen.
+func (s *Session) Breathe(pid, tid int) error {
+	_, err := s.call("let held threads run for a moment", order{Op: opBreathe, Target: Target{PID: pid, TID: tid}})
 	return err
 }
 
@@ -135,7 +136,7 @@ func (s *Session) Close() error {
 func (s *Session) call(doing string, o order) (reply, error) {
 	within := worker.LongOrder
 	switch o.Op {
-	case opHold, opRelease, opBreathe, opSteer:
+	case opHold, opRelease, opSteer:
 		within = worker.ShortOrder
 	}
 	return worker.Order[reply](s.Worker, doing, o, within)

@@ -8,15 +8,22 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/internal/gpu/ptrace"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
-// breath is how long Breathe has threads run: enough to leave malloc, or fork of a large process.
-const breath = 2 * time.Millisecond
+// Breath is how long threads run at most that have a lock which a thread of the driver waits for: enough to
+// leave malloc, or fork of a large process.
+const Breath = 2 * time.Millisecond
+
+// OfDriver reports whether a thread is the driver's own, by its name. Such a thread must not run while GPU
+// state is away: one wakes by a timer and reads what it has mapped of a GPU (decision 0014).
+func OfDriver(pid, tid int) bool { return strings.HasPrefix(proc.ThreadName(pid, tid), "cuda") }
 
 type tracer struct {
 	tuning
@@ -72,7 +79,7 @@ func (t *tracer) do(o order) (r reply, err error) {
 		if t.hold != nil {
 			return r, errors.New("threads are held already")
 		}
-		t.hold, err = ptrace.HoldThreads(o.Processes, o.Except, isCopyThread)
+		t.hold, err = ptrace.HoldThreads(o.Processes, o.Except, isCopyThread, OfDriver)
 	case opRelease:
 		if t.hold == nil {
 			return r, errors.New("no threads are held")
@@ -83,7 +90,8 @@ func (t *tracer) do(o order) (r reply, err error) {
 		if t.hold == nil {
 			return r, errors.New("no threads are held")
 		}
-		t.hold.Breathe(breath)
+		wait := proc.Waiting(o.Target.TID)
+		t.hold.Breathe(o.Target.PID, Breath, func() bool { return proc.Waiting(o.Target.TID) != wait })
 	case opSteer:
 		var s *steering
 		if s, err = steer(o.Target, t.tuning); err == nil {

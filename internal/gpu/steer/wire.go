@@ -32,7 +32,7 @@ type order struct {
 	// Processes whose threads are held, but for those in Except.
 	Processes []int `json:"processes,omitempty"`
 	Except    []int `json:"except,omitempty"`
-	// Target of a steer.
+	// Target of a steer; of a breathe, the thread that waits.
 	Target Target `json:"target,omitzero"`
 	// Mappings of a map.
 	Mappings []Mapping `json:"mappings,omitempty"`

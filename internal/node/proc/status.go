@@ -76,6 +76,12 @@ func Stopped(pid, tid int) bool {
 	return strings.HasPrefix(string(place), "do_signal_stop") || strings.HasPrefix(string(place), "get_signal")
 }
 
+// ThreadName returns the name of a thread, as the program says; empty for one that has ended.
+func ThreadName(pid, tid int) string {
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/comm", pid, tid))
+	return strings.TrimSpace(string(name))
+}
+
 // Waiting says for which lock of the C library a thread waits, and which of its waits that is: as long as
 // the text is the same it has not run. It is empty for a thread that waits for something else, or runs.
 func Waiting(tid int) string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/log"
 
+	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -23,15 +24,11 @@ import (
 const (
 	lockLook  = 50 * time.Millisecond
 	lockLooks = 4 // in a row at the same wait are too long
-	// gateBreath is how long threads run that CRIU's plugin lets go, at most gateThreads at once: it
-	// counts up to 256 (plugin.c), drivers' threads among them.
-	gateBreath  = 2 * time.Millisecond
-	gateThreads = 128
 )
 
-// whileLocked has the others breathe whenever one of these threads waits for a lock that nobody gives it.
-// stop returns when no breath is under way.
-func whileLocked(ctx context.Context, tids []int, breathe func(tid int) error) (stop func()) {
+// whileLocked has the others of its process breathe whenever one of these threads waits for a lock that
+// nobody gives it. stop returns when no breath is under way.
+func whileLocked(ctx context.Context, tids []int, breathe func(pid, tid int) error) (stop func()) {
 	end := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -54,7 +51,10 @@ func whileLocked(ctx context.Context, tids []int, breathe func(tid int) error) (
 					continue
 				}
 				looks[i] = 0
-				err := breathe(tid)
+				status, err := proc.StatusOf(tid)
+				if err == nil {
+					err = breathe(status.Process(), tid)
+				}
 				log.G(ctx).WithError(err).Infof("thread %d of the driver waited for a lock of another thread: the others ran for a moment", tid)
 			}
 		}
@@ -66,35 +66,30 @@ func whileLocked(ctx context.Context, tids []int, breathe func(tid int) error) (
 }
 
 // breatheAtGate has CRIU's plugin let the other threads of a process run for a moment: not those in free,
-// which it has let go already, nor threads of ours that it does not trace. After an error some may still run.
-func breatheAtGate(gate Gate, tid int, free []int) error {
-	status, err := proc.StatusOf(tid)
+// which it has let go already, nor the driver's own, nor threads of ours, which it does not trace. After an
+// error some may still run.
+func breatheAtGate(gate Gate, pid, tid int, free []int) error {
+	tids, err := proc.Threads(pid)
 	if err != nil {
 		return err
 	}
-	tids, err := proc.Threads(status.Process())
-	if err != nil {
-		return err
+	wait, errs, loose := proc.Waiting(tid), []error(nil), []int(nil)
+	for _, other := range tids {
+		status, err := proc.StatusOf(other)
+		if err != nil || status.Tracer() == 0 || slices.Contains(free, other) || steer.OfDriver(pid, other) {
+			continue
+		}
+		if err := gate.Loose(other); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		loose = append(loose, other)
 	}
-	tids = slices.DeleteFunc(tids, func(tid int) bool {
-		status, err := proc.StatusOf(tid)
-		return err != nil || status.Tracer() == 0 || slices.Contains(free, tid)
-	})
-	for some := range slices.Chunk(tids, gateThreads) {
-		var errs []error
-		for i, tid := range some {
-			if err := gate.Loose(tid); err != nil {
-				errs, some = append(errs, err), some[:i]
-				break
-			}
-		}
-		time.Sleep(gateBreath)
-		for _, tid := range some {
-			errs = append(errs, gate.Hold(tid))
-		}
-		if err := errors.Join(errs...); err != nil {
-			return err
-		}
+	for end := time.Now().Add(steer.Breath); time.Now().Before(end) && proc.Waiting(tid) == wait; {
+		time.Sleep(steer.Breath / 20)
 	}
-	return nil
+	for _, other := range loose {
+		errs = append(errs, gate.Hold(other))
+	}
+	return errors.Join(errs...)
 }

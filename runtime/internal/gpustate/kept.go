@@ -53,6 +53,15 @@ func drivers(procs cuda.Group) []int {
 	return tids
 }
 
+// callers are those of drivers that may wait for a lock: the others copy, or wait for a copy.
+func callers(procs cuda.Group) []int {
+	tids := interposer.Savers(procs)
+	for _, p := range procs {
+		tids = append(tids, p.RestoreThread.Host)
+	}
+	return tids
+}
+
 // refuseReach refuses a process that reaches memory of one GPU from another, unless its interposer takes
 // that down: which it does not do where it is not parked, nor where path writes its memory through to a disk.
 func (l *locked) refuseReach(pid int, driver string, path DataPath) error {

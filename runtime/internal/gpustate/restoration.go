@@ -57,7 +57,8 @@ type Restoration struct {
 // the driver's that wakes by a timer reads memory that is not there yet (measured under JAX,
 // driver 580). criu.Gate is one.
 type Gate interface {
-	// Free lets a thread run on, with all signals blocked; Loose with the program's. Hold stops it again.
+	// Free lets a thread run on, with all signals blocked; Loose lets it run on with the program's,
+	// and what it makes is held. Hold stops it again.
 	Free(tid int) error
 	Loose(tid int) error
 	Hold(tid int) error
@@ -256,7 +257,7 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 		return 0, err
 	}
 	free := drivers(r.driven())
-	settle := whileLocked(ctx, free, func(tid int) error { return breatheAtGate(r.gate, tid, free) })
+	settle := whileLocked(ctx, callers(r.driven()), func(pid, tid int) error { return breatheAtGate(r.gate, pid, tid, free) })
 	defer settle()
 	err = r.onto(ctx, helper)
 	if cerr := r.check.Wait(); cerr != nil {

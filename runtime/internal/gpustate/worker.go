@@ -69,8 +69,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 	if err := cgroup.Loosen(); err != nil {
 		return err
 	}
-	free := drivers(procs)
-	if err := tracer.Hold(pids, free); err != nil {
+	if err := tracer.Hold(pids, drivers(procs)); err != nil {
 		return err
 	}
 	if err := host.RefuseForeign(cgroup.Pids, pids); err != nil {
@@ -82,7 +81,7 @@ func (t *tracers) held(ctx context.Context, target Target, procs cuda.Group, do 
 		if err := cgroup.Thaw(); err != nil {
 			return sequence.Join(err, cgroup.Freeze())
 		}
-		thawed, settle = true, whileLocked(ctx, free, func(int) error { return tracer.Breathe() })
+		thawed, settle = true, whileLocked(ctx, callers(procs), tracer.Breathe)
 		return nil
 	})
 	settle()
