@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"syscall"
@@ -78,7 +79,7 @@ func (k *Container) Ask(ctx context.Context, question string) (string, error) {
 func Ask(ctx context.Context, address, question string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
-	for {
+	for try := 0; ; try++ {
 		answer, err := ask(ctx, address, question)
 		if err == nil {
 			return strings.TrimSpace(answer), nil
@@ -89,9 +90,19 @@ func Ask(ctx context.Context, address, question string) (string, error) {
 		select {
 		case <-ctx.Done():
 			return "", fmt.Errorf("ask %s %q: nothing listens there: %w", address, question, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(wait(address, try)):
 		}
 	}
+}
+
+// wait is how long to wait after a question that nobody took. A network other than loopback says so six times
+// in a row, and once a second from then on (icmp_ratelimit): the answer to a question between would be
+// waited for in vain.
+func wait(address string, try int) time.Duration {
+	if at, err := netip.ParseAddrPort(address); try < 5 || err == nil && at.Addr().IsLoopback() {
+		return 20 * time.Millisecond
+	}
+	return 1100 * time.Millisecond
 }
 
 // ask sends one packet and waits for one.
