@@ -201,6 +201,7 @@ func TestSharedMemoryByLaterDriver(t *testing.T) {
 	shared.SoftwareGPU(t, "driver=610.1-softcuda\n")
 	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}, Ports: 2}, "ipc")
 	k.Expect(t, "count", "101")
+	k.Process(1).Expect(t, "count", "102") // it has imported the memory
 	err := checkpointTask(t, shared, k, t.TempDir())
 	if err == nil || strings.Contains(err.Error(), "CUDA IPC") {
 		t.Errorf("error %v, want the driver's", err)
