@@ -83,7 +83,6 @@ void process_wait_for_forks(void)
 static void before_fork(void)
 {
 	struct config config;
-
 	sigset_t all;
 
 	config_load(&config);

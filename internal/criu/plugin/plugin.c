@@ -406,7 +406,8 @@ static int tighten_thread(int tid)
 		unsigned long new;
 		if ((err = await_stop(tid, &status)))
 			return err;
-		switch (status >> 16) {
+		int event = status >> 16;
+		switch (event) {
 		case 0: // a signal was first: the thread has it, and stops then
 			if (ptrace(PTRACE_CONT, tid, NULL, (void *)(long)WSTOPSIG(status)))
 				return -errno;
@@ -422,6 +423,11 @@ static int tighten_thread(int tid)
 				return -ENOSPC;
 			if (!err)
 				made[made_count++] = (int)new;
+			if (event == PTRACE_EVENT_VFORK)
+				return 0; // it would wait for the child, which stands still
+			if (ptrace(PTRACE_CONT, tid, NULL, NULL)) // it stops as it was asked to, and may be loosened again
+				return -errno;
+			continue;
 		}
 		return 0;
 	}

@@ -38,14 +38,14 @@ type breath struct {
 	done chan struct{}
 }
 
-// Choice tells threads by their process and themselves. A nil one takes none.
+// Choice reports whether a thread of a process is chosen. A nil Choice chooses none.
 type Choice func(pid, tid int) bool
 
-func (c Choice) takes(pid, tid int) bool { return c != nil && c(pid, tid) }
+func (c Choice) chooses(pid, tid int) bool { return c != nil && c(pid, tid) }
 
 // HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
-// except and those that leave takes. Those that still takes do not run in a breath. It repeats until a pass
-// finds no new thread: frozen processes make none, so the second is the last. An error holds none.
+// except and those that leave chooses. Those that still chooses do not run in Breathe. HoldThreads looks again
+// until it finds no new thread: frozen processes make none, so the second look is the last. An error holds none.
 func HoldThreads(processes, except []int, leave, still Choice) (*Hold, error) {
 	h := &Hold{end: make(chan struct{}), breath: make(chan breath), seized: make(map[int]*seized)}
 	began := make(chan error)
@@ -116,8 +116,8 @@ func (h *Hold) run(b breath) {
 	}
 }
 
-// hear takes what the held threads have to tell until there is no more. Those that run takes run on; nil
-// takes none.
+// hear takes what the held threads have to tell until there is no more. It continues those for which run, if
+// not nil, returns true.
 func (h *Hold) hear(run func(*seized) bool) {
 	for {
 		var status unix.WaitStatus
@@ -180,14 +180,14 @@ func (h *Hold) seizeAll(processes, except []int, leave, still Choice) error {
 				if done[tid] {
 					continue
 				}
-				if leave.takes(pid, tid) {
+				if leave.chooses(pid, tid) {
 					done[tid] = true
 					continue
 				}
 				if err := Seize(pid, tid, New); err != nil && !errors.Is(err, ErrEnded) {
 					return err
 				}
-				h.seized[tid] = &seized{pid, still.takes(pid, tid)}
+				h.seized[tid] = &seized{pid, still.chooses(pid, tid)}
 				done[tid], fresh = true, true
 			}
 		}
