@@ -95,9 +95,21 @@ func TestImageBytes(t *testing.T) {
 	}
 }
 
-// The sampler sees memory that is taken and given back in between.
+// The sampler sees memory that is taken and given back in between. What other programs give back meanwhile
+// hides it: it is tried until none did.
 func TestSampler(t *testing.T) {
 	const bytes = 64 << 20
+	var peak report.MemoryPeak
+	for range 20 {
+		if peak = sampled(t, bytes); peak.Shmem >= bytes/2 {
+			return
+		}
+	}
+	t.Errorf("peak %+v, want some %d bytes of shared memory", peak, bytes)
+}
+
+// sampled is the peak while a file of that size was in a tmpfs.
+func sampled(t *testing.T, bytes int) report.MemoryPeak {
 	s, err := startSampler()
 	if err != nil {
 		t.Fatal(err)
@@ -113,9 +125,11 @@ func TestSampler(t *testing.T) {
 	if err := remove(); err != nil {
 		t.Error(err)
 	}
-	if peak, err := s.stop(); peak.Shmem < bytes/2 || err != nil {
-		t.Errorf("peak %+v, error %v, want some %d bytes of shared memory", peak, err, bytes)
+	peak, err := s.stop()
+	if err != nil {
+		t.Fatal(err)
 	}
+	return peak
 }
 
 func TestWarmMemory(t *testing.T) {

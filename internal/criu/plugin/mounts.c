@@ -19,11 +19,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "sandbox.h"
@@ -34,30 +34,27 @@ extern void print_on_level(unsigned int level, const char *format, ...) __attrib
 
 static bool watched;
 
-// The host's file systems, its hierarchies of cgroups of version 1, and the options of version 2.
-static dev_t *host;
-static size_t host_count;
+// The file systems that CRIU has mounted, which its processes share: one of them mounts for those that are
+// in a user namespace.
+static struct mounted {
+	_Atomic size_t count;
+	_Atomic dev_t dev[4096];
+} *own;
+
+// The host's hierarchies of cgroups of version 1, and the options of version 2.
 static char *hierarchies, *unified;
 
-// read_mounts keeps what the host has mounted.
-static int read_mounts(void)
+// read_options keeps those of version 2.
+static int read_options(void)
 {
 	FILE *f = fopen("/proc/self/mountinfo", "re");
 	char *line = NULL;
 	size_t room = 0;
-	unsigned int major, minor;
 	int err = f ? 0 : -1;
 
-	while (!err && getline(&line, &room, f) > 0) {
-		dev_t *more = realloc(host, (host_count + 1) * sizeof(*host));
-		if (!more || sscanf(line, "%*d %*d %u:%u", &major, &minor) != 2) {
-			err = -1;
-			break;
-		}
-		host = more;
-		host[host_count++] = makedev(major, minor);
+	while (!err && !unified && getline(&line, &room, f) > 0) {
 		char *type = strstr(line, " - cgroup2 "), *options = type ? strrchr(line, ' ') : NULL;
-		if (!options || unified)
+		if (!options)
 			continue;
 		options[strcspn(options, "\n")] = 0;
 		options += !strncmp(options, " rw,", 4) || !strncmp(options, " ro,", 4) ? 4 : strlen(options);
@@ -95,21 +92,33 @@ static int read_hierarchies(void)
 	return err;
 }
 
-static bool is_host(dev_t dev)
-{
-	for (size_t i = 0; i < host_count; i++)
-		if (host[i] == dev)
-			return true;
-	return false;
-}
-
-// may_change reports whether a file system that is mounted is one of CRIU's: it remounts what it has
-// filled. Of these kinds a file has the device of its file system.
-static bool may_change(const char *target)
+// device gives the one of the tmpfs or devpts at target: of these kinds each mount is a new file system, and
+// its files have its device. Of others it is 0.
+static dev_t device(const char *target)
 {
 	struct statfs fs;
 	struct stat st;
-	return !statfs(target, &fs) && !stat(target, &st) && (fs.f_type == TMPFS_MAGIC || fs.f_type == DEVPTS_SUPER_MAGIC) && !is_host(st.st_dev);
+	return !statfs(target, &fs) && !stat(target, &st) && (fs.f_type == TMPFS_MAGIC || fs.f_type == DEVPTS_SUPER_MAGIC) ? st.st_dev : 0;
+}
+
+// keep keeps what CRIU has mounted at target, so that it may change it.
+static void keep(const char *target)
+{
+	dev_t dev = device(target);
+	size_t i = dev ? own->count++ : 0;
+	if (dev && i < sizeof(own->dev) / sizeof(*own->dev))
+		own->dev[i] = dev;
+}
+
+// may_change reports whether a file system that is mounted is one of CRIU's: it remounts what it has filled.
+// What the host has mounted does not tell: what it unmounts meanwhile leaves its device to the next.
+static bool may_change(const char *target)
+{
+	dev_t dev = device(target);
+	for (size_t i = 0; dev && i < sizeof(own->dev) / sizeof(*own->dev); i++)
+		if (own->dev[i] == dev)
+			return true;
+	return false;
 }
 
 // is_hierarchy reports whether options of cgroups of version 1 name a hierarchy that there is, and no
@@ -127,9 +136,9 @@ static bool is_hierarchy(const char *options)
 
 static bool may_mount(const char *type, const void *options)
 {
-	static const char *const own[] = { "proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay", "cgroup2" };
-	for (size_t i = 0; type && i < sizeof(own) / sizeof(*own); i++)
-		if (!strcmp(type, own[i]))
+	static const char *const types[] = { "proc", "sysfs", "tmpfs", "devpts", "mqueue", "overlay", "cgroup2" };
+	for (size_t i = 0; type && i < sizeof(types) / sizeof(*types); i++)
+		if (!strcmp(type, types[i]))
 			return true;
 	return type && !strcmp(type, "cgroup") && is_hierarchy(options);
 }
@@ -149,7 +158,10 @@ static int watched_mount(const char *source, const char *target, const char *typ
 	// In the host's cgroup namespace each mount sets these for the host.
 	if (watched && fresh && !strcmp(type, "cgroup2"))
 		options = unified;
-	return (int)syscall(SYS_mount, source, target, type, flags, options);
+	int err = (int)syscall(SYS_mount, source, target, type, flags, options);
+	if (watched && fresh && !err)
+		keep(target);
+	return err;
 }
 
 EXPORTED int mount(const char *source, const char *target, const char *type, unsigned long flags, const void *options)
@@ -159,7 +171,8 @@ int mounts_read(void)
 {
 	if (dlsym(RTLD_DEFAULT, "mount") != (void *)watched_mount)
 		return errno = ENOEXEC, -1;
-	return read_mounts() || read_hierarchies() ? -1 : 0;
+	own = mmap(NULL, sizeof(*own), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	return own == MAP_FAILED || read_options() || read_hierarchies() ? -1 : 0;
 }
 
 void mounts_watch(void) { watched = true; }

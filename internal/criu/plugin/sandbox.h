@@ -16,8 +16,8 @@ int sandbox_enter(void);
 // sandbox_missing reports whether lines were read and sandbox_enter has not succeeded.
 bool sandbox_missing(void);
 
-// mounts_read reads what the host has mounted, of which CRIU may change nothing once mounts_watch was
-// called. An error, where this library's mount(2) is not CRIU's, leaves CRIU unwatched: see mounts.c.
+// mounts_read reads what the host's cgroups are mounted with. Once mounts_watch was called, CRIU may change
+// only what it has mounted since. An error, where this library's mount(2) is not CRIU's, leaves CRIU unwatched: see mounts.c.
 int mounts_read(void);
 void mounts_watch(void);
 

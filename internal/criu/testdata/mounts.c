@@ -4,7 +4,8 @@
 // mounts LIBRARY HOST OWN [TARGET TYPE FLAGS OPTIONS]...: enters the sandbox by the settings beside the
 // library, as CRIU does, and has a file system mounted at OWN there. Then it mounts the rest as CRIU does, and
 // says of each whether the kernel would have been asked, and with which options. It mounts none of them: for
-// these the system call is this program's. HOST is where it has a file system mounted before.
+// these the system call is this program's. HOST is where it has a file system mounted before. Another one,
+// at /mnt, goes with the host's root: what is mounted at OWN has its device then.
 // It ends with 1 if it cannot enter the sandbox.
 
 #define _GNU_SOURCE
@@ -62,7 +63,8 @@ int main(int argc, char **argv)
 		int (*init)(int stage);
 	} *plugin;
 
-	if (argc < 4 || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("host", argv[2], "tmpfs", 0, NULL))
+	if (argc < 4 || unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("host", argv[2], "tmpfs", 0, NULL) ||
+	    mount("gone", "/mnt", "tmpfs", 0, NULL))
 		return 3;
 	void *library = dlopen(argv[1], RTLD_NOW);
 	plugin = library ? dlsym(library, "CR_PLUGIN_DESC") : NULL;
