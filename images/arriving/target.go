@@ -94,17 +94,18 @@ func (t *Target) empty() error {
 
 // Make makes the file of a layer of GPU state at its full size. What was there is removed.
 func (t *Target) Make() error {
-	if _, _, ok := images.ParsePieceFile(filepath.Base(t.File())); !ok || t.LayerBytes == 0 || t.Offset%t.LayerBytes != 0 {
-		return fmt.Errorf("%w: layer %s says it is %s from %d", images.ErrDamaged, t.Digest, t.Area, t.Offset)
+	if _, _, ok := images.ParsePieceFile(images.PieceFile(t.Area, t.Offset)); !ok || t.LayerBytes == 0 || t.Offset%t.LayerBytes != 0 {
+		return fmt.Errorf("%w: layer %s says it is %q from %d", images.ErrDamaged, t.Digest, t.Area, t.Offset)
 	}
 	err := t.empty()
-	if err == nil {
-		err = os.WriteFile(t.File(), nil, 0o600)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = os.Truncate(t.File(), int64(t.LayerBytes))
+	f, err := os.OpenFile(t.File(), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
 	}
-	return err
+	return errors.Join(f.Truncate(int64(t.LayerBytes)), f.Close())
 }
 
 // Fetch fetches a layer of GPU state into its file, which Make has made. The file is right when it

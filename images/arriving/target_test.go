@@ -6,7 +6,9 @@ package arriving
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -16,6 +18,27 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
+
+// No file is made outside of the layer's root, nor by a link.
+func TestMakeElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	other := filepath.Join(dir, images.PieceFile("gpu-1-0", 0))
+	if err := os.WriteFile(other, []byte("others'"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(dir, "root")
+	if err := os.Mkdir(root, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l := &Target{Root: root, LayerBytes: 64 << 20, Layer: oci.Layer{Area: "../../gpu-1-0"}}
+	if l.File() != other {
+		t.Fatalf("it is not the file that is meant: %s", l.File())
+	}
+	err := l.Make()
+	if there, rerr := os.ReadFile(other); !errors.Is(err, images.ErrDamaged) || rerr != nil || string(there) != "others'" {
+		t.Errorf("%v; the file of others has %d bytes, %v", err, len(there), rerr)
+	}
+}
 
 // What is there of a file is told while it is written, as long as the archive is in its order. An
 // archive that writes a part twice takes all back that was told, before it writes.

@@ -126,6 +126,10 @@ func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
 		if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
 			return l, fmt.Errorf("%w: %w", images.ErrDamaged, err)
 		}
+		// A file of the layer is made by that name, before a signature is looked at.
+		if area, _, ok := images.ParsePieceFile(images.PieceFile(l.Area, l.Offset)); !ok || area != l.Area {
+			return l, fmt.Errorf("%w: the layer says that it is of %q from %d", images.ErrDamaged, l.Area, l.Offset)
+		}
 	}
 	return l, nil
 }

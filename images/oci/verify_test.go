@@ -301,6 +301,13 @@ func TestVerifyRefusesOtherManifests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { refuses(t, store, edited(edit), images.ErrDamaged) })
 	}
+	// A file is made by the name of the area before anything is verified.
+	for _, area := range []string{"", "../../gpu-1-0", "/gpu-1-0", "a/gpu-1-0", "gpu-1-0.000000000000", "gpu-1-0\n", "gpu-01-0"} {
+		manifest := edited(func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Area] = area })
+		if _, err := Outline(t.Context(), store, manifest); !errors.Is(err, images.ErrDamaged) {
+			t.Errorf("the area %q: %v", area, err)
+		}
+	}
 	// The layers are all there, and one of GPU state is left out of the image.
 	config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: slices.Delete(slices.Clone(ids), 1, 2)})
 	if err != nil {
