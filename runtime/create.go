@@ -213,7 +213,7 @@ func beside(do func() error) (wait func() error) {
 
 // deny keeps the container from what cannot be restored; dump is what it is restored from, or nil.
 func (c *container) deny(spec *specs.Spec, dump *criu.Dump) error {
-	return denied.Deny(spec, config.View{Annotations: c.annotations}, len(c.request.Sources) > 0, dump)
+	return denied.Deny(spec, config.View{Annotations: c.annotations}, dump)
 }
 
 // fitDump makes the spec of a restore fit what was dumped, or refuses it.

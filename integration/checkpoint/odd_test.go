@@ -80,6 +80,9 @@ func TestWatch(t *testing.T) {
 	for _, at := range []string{"/watched", "/volume/watched", "/dev/shm/watched"} {
 		t.Run(strings.ReplaceAll(at[1:], "/", "-"), func(t *testing.T) {
 			k := odd(t, harness.RunSpec{Mounts: volume(t)}, "watch", at)
+			if got := answer(t, k); got != "same" {
+				t.Fatal(got)
+			}
 			ref := takeCheckpoint(t, shared, k, "1")
 			k.MustRemove(t)
 			if got := answer(t, restore(t, shared, k.ID, ref, k.Port)); got != "same" {
@@ -169,7 +172,7 @@ func TestReasons(t *testing.T) {
 		{state: "same-number", says: "by which CRIU knows the content of both"},
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
-		{state: "raw-socket", says: "no raw socket"},
+		{state: "raw-socket", says: "no raw socket", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
 		{state: "connected-netlink", says: "a netlink socket is connected"},
 		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
 		{state: "high-netlink", says: "a netlink socket is in a group"},
@@ -334,7 +337,11 @@ func TestDifferent(t *testing.T) {
 				t.Errorf("docs/limits.md lacks %s", kind.Row())
 			}
 			listed = slices.DeleteFunc(listed, func(l string) bool { return l == kind.Row() })
-			k := odd(t, harness.RunSpec{}, kind.State, "/odd")
+			spec := harness.RunSpec{}
+			if kind.State == "landlock" { // which no other container has
+				spec.Annotations = map[string]string{"dev.gpuckpt.io-uring": "allow"}
+			}
+			k := odd(t, spec, kind.State, "/odd")
 			if got := answer(t, k); got != "same" {
 				t.Fatalf("before: %s\n%s", got, k.Logs())
 			}
@@ -369,7 +376,7 @@ func TestDifferent(t *testing.T) {
 // is none.
 func TestLandlock(t *testing.T) {
 	results.Add(t)
-	for name, spec := range map[string]harness.RunSpec{"GPU": {GPUs: []int{0}}, "seccomp": {CtrFlags: []string{"--seccomp"}}} {
+	for name, spec := range map[string]harness.RunSpec{"plain": {}, "GPU": {GPUs: []int{0}}, "seccomp": {CtrFlags: []string{"--seccomp"}}} {
 		t.Run(name, func(t *testing.T) {
 			if got := answer(t, odd(t, spec, "landlock", "/odd")); got != "there is none" {
 				t.Error(got)

@@ -660,7 +660,7 @@ static void pending_trap(void)
 	must(raise(SIGTRAP));
 }
 
-// One of all protocols that are MPTCP's, which is not MPTCP.
+// Its protocol has MPTCP's number, and it is not MPTCP.
 static void raw_socket(void) { must(socket(AF_INET, SOCK_RAW, IPPROTO_MPTCP)); }
 
 static void child_in(int namespace)

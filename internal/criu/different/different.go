@@ -68,7 +68,7 @@ var Kinds = []Kind{
 	{"shared-port", "`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`", "gone", nil},
 	{"urgent", "unread `MSG_OOB` data", "lost, or unmarked", nil},
 	{"own-settings", "`PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`", "the default", nil},
-	{"landlock", "a Landlock domain, in a container without GPUs and seccomp profile", "**gone**: [security.md](security.md#landlock)", nil},
+	{"landlock", "a Landlock domain, in a container with `dev.gpuckpt.io-uring=allow`", "**gone**: [security.md](security.md#landlock)", nil},
 	{"start-time", "start time of a process, by which psutil and Ray know it", "that of the restore", nil},
 	{"processor-time", "processor time of a process", "that since the restore", nil},
 }

@@ -33,10 +33,10 @@ const protocol = 2
 
 // Deny has the spec's seccomp profile answer io_uring_setup with ENOSYS, unless the container
 // is to have it or the profile has a rule of its own for it; Landlock's calls with ENOSYS; and socket with
-// EPROTONOSUPPORT for MPTCP, unless the profile has a rule for protocols. A container with GPUs and without a profile gets one with
-// these rules alone. dump is what a restore is made of, nil for a fresh start. The error is that of the
-// annotation.
-func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) error {
+// EPROTONOSUPPORT for MPTCP, unless the profile has a rule for protocols. A container without a profile
+// gets one with these rules alone. dump is what a restore is made of, nil for a fresh start. The error is
+// that of the annotation.
+func Deny(spec *specs.Spec, view config.View, dump *criu.Dump) error {
 	allowed, err := view.AllowsIOUring()
 	if err != nil || allowed || spec.Linux == nil {
 		return err
@@ -44,7 +44,7 @@ func Deny(spec *specs.Spec, view config.View, hasGPU bool, dump *criu.Dump) erro
 	profile := spec.Linux.Seccomp
 	if profile == nil {
 		// Processes without a filter cannot be restored into a spec with one.
-		if !hasGPU || dump != nil && !admission.Filtered(dump) {
+		if dump != nil && !admission.Filtered(dump) {
 			return nil
 		}
 		profile = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Architectures: allArchitectures()}
@@ -151,11 +151,11 @@ func Refuse(list func() ([]int, error)) error {
 				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 		if mptcp {
-			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container with a seccomp profile, such as RuntimeDefault, in which gpuckpt denies it, or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
+				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 		}
 		if uses {
-			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container with a seccomp profile, such as RuntimeDefault, in which gpuckpt denies it, and without the annotation %s=allow, or have the program do without: %w",
+			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program do without: %w",
 				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 		}
 	}

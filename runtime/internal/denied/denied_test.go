@@ -31,21 +31,19 @@ func TestDeny(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		seccomp    *specs.LinuxSeccomp
-		gpu        bool
 		annotation string
 		dump       *criu.Dump
 		rule, none bool // has the rule in the end; has no profile
 	}{
-		"GPU":                              {gpu: true, rule: true},
-		"no GPU":                           {none: true},
+		"no profile":                       {rule: true},
 		"a profile":                        {seccomp: profile("read"), rule: true},
-		"a profile that names it":          {seccomp: profile("read", setup), gpu: true},
-		"allowed":                          {gpu: true, annotation: "allow", none: true},
+		"a profile that names it":          {seccomp: profile("read", setup)},
+		"allowed":                          {annotation: "allow", none: true},
 		"allowed, with a profile":          {seccomp: profile("read"), annotation: "allow"},
-		"denied":                           {gpu: true, annotation: "deny", rule: true},
-		"restored with filters":            {gpu: true, dump: filtered, rule: true},
-		"restored without":                 {gpu: true, dump: bare, none: true},
-		"restored without, into a profile": {gpu: true, seccomp: profile("read"), dump: bare, rule: true},
+		"denied":                           {annotation: "deny", rule: true},
+		"restored with filters":            {dump: filtered, rule: true},
+		"restored without":                 {dump: bare, none: true},
+		"restored without, into a profile": {seccomp: profile("read"), dump: bare, rule: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var view config.View
@@ -54,7 +52,7 @@ func TestDeny(t *testing.T) {
 			}
 			spec := &specs.Spec{Linux: &specs.Linux{Seccomp: test.seccomp}}
 			for range 2 { // the second time it is there
-				if err := Deny(spec, view, test.gpu, test.dump); err != nil {
+				if err := Deny(spec, view, test.dump); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -79,7 +77,7 @@ func TestDeny(t *testing.T) {
 		})
 	}
 	view := config.View{Annotations: map[string]string{annotations.IOUring: "yes"}}
-	if err := Deny(&specs.Spec{Linux: &specs.Linux{}}, view, true, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
+	if err := Deny(&specs.Spec{Linux: &specs.Linux{}}, view, nil); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("another word: %v", err)
 	}
 }
@@ -99,7 +97,7 @@ func TestDenyMPTCP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			spec := &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: slices.Clone(test.rules)}}}
 			for range 2 { // the second time it is there
-				if err := Deny(spec, config.View{}, false, nil); err != nil {
+				if err := Deny(spec, config.View{}, nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -115,7 +113,7 @@ func TestDenyMPTCP(t *testing.T) {
 	}
 	own := []specs.LinuxSyscall{allow([]specs.LinuxSeccompArg{other}, "socket")}
 	spec := &specs.Spec{Linux: &specs.Linux{Seccomp: &specs.LinuxSeccomp{DefaultAction: specs.ActErrno, Syscalls: own}}}
-	if err := Deny(spec, config.View{}, true, nil); err != nil || !reflect.DeepEqual(spec.Linux.Seccomp.Syscalls[:1], own) {
+	if err := Deny(spec, config.View{}, nil); err != nil || !reflect.DeepEqual(spec.Linux.Seccomp.Syscalls[:1], own) {
 		t.Errorf("a profile about protocols becomes %+v, %v", spec.Linux.Seccomp, err)
 	}
 }
@@ -131,7 +129,7 @@ func TestDenyLandlock(t *testing.T) {
 	}
 	spec := profile()
 	for range 2 {
-		if err := Deny(spec, config.View{}, false, nil); err != nil {
+		if err := Deny(spec, config.View{}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +149,7 @@ func TestDenyLandlock(t *testing.T) {
 		}
 	}
 	restored, want := profile(), profile().Linux.Seccomp.Syscalls
-	if err := Deny(restored, config.View{}, false, &criu.Dump{}); err != nil || !reflect.DeepEqual(restored.Linux.Seccomp.Syscalls[:2], want) {
+	if err := Deny(restored, config.View{}, &criu.Dump{}); err != nil || !reflect.DeepEqual(restored.Linux.Seccomp.Syscalls[:2], want) {
 		t.Errorf("restored: %+v, %v", restored.Linux.Seccomp.Syscalls, err)
 	}
 }
