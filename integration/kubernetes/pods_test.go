@@ -158,7 +158,7 @@ func (p *podsTest) importServer(t *testing.T) {
 	}
 	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{
 		Files:      map[string]string{"/usr/bin/server": self, "/usr/bin/gpuwork": gpuwork},
-		Entrypoint: []string{"server"}, Env: []string{envServes + "=1", "GODEBUG=multipathtcp=0"}, // limits.md, Programs
+		Entrypoint: []string{"server"}, Env: []string{envServes + "=1"},
 	})
 	if err == nil {
 		err = p.n.Import(t.Context(), serverImage, image)
@@ -608,6 +608,7 @@ func (p *podsTest) restricted(gpu bool) *podCase {
 		c.check = func(k *looked) { k.isRestricted() }
 		return c
 	}
+	c.port, c.args = 1001, []string{"--port", "1001"} // the pod may have it, by its sysctl
 	c.check = func(k *looked) {
 		k.isRestricted()
 		k.asks("write /data/file x", "")
@@ -710,7 +711,7 @@ func (p *podsTest) hosts(t *testing.T) *podCase {
 func (p *podsTest) privileged() *podCase {
 	return &podCase{
 		name: "privileged", shows: []string{features.Privileges}, main: object{"securityContext": object{"privileged": true}},
-		check: func(k *looked) { k.rights("Seccomp=0") },
+		check: func(k *looked) { k.rights("Seccomp=2") }, // configuration.md, io_uring
 	}
 }
 

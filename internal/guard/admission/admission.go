@@ -42,6 +42,9 @@ type Host struct {
 	OwnsNamespace func(specs.LinuxNamespace) bool
 	// HasFile reports whether a file of the kernel (/proc, /sys) is on the host.
 	HasFile func(path string) bool
+	// FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the
+	// host's.
+	FirstPort func(namespace string) (uint32, error)
 	// OOMScore is the oom_score_adj that a new container gets if its spec has none.
 	OOMScore int
 	// DefaultNodes are the devices of every container, which runc binds in a user namespace.
@@ -95,6 +98,7 @@ type allowance struct {
 	bounding, permitted, inherited, ambient uint64
 	filters                                 []*seccomp.SeccompFilter // of the dump
 	judged                                  map[string]error         // filters that were compared, by their programs
+	first                                   *uint32                  // the first port that anybody may bind, once it was asked for
 }
 
 func allowanceOf(spec *specs.Spec, host Host) *allowance {

@@ -19,6 +19,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
@@ -373,6 +374,38 @@ func TestMark(t *testing.T) {
 		e := &Entries{allowance: allowanceOf(spec, Host{})}
 		if err := e.socketOptions(&skopts.SkOptsEntry{SoMark: new(uint32(7))}); (err != nil) != refused {
 			t.Errorf("%s: error %v", capability, err)
+		}
+	}
+}
+
+// A port is free from the one on that the container's network namespace says: a pod's, which is not the
+// container's to set, as well.
+func TestPorts(t *testing.T) {
+	asked := Host{FirstPort: func(namespace string) (uint32, error) {
+		return map[string]uint32{"": 90, "/pod": 0}[namespace], nil
+	}}
+	network := func(path string) []specs.LinuxNamespace {
+		return []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace, Path: path}}
+	}
+	for name, test := range map[string]struct {
+		namespaces []specs.LinuxNamespace
+		sysctl     string
+		first      uint32
+	}{
+		"of its own":          {network(""), "", 1024},
+		"of its own, and set": {network(""), "81", 81},
+		"of a pod":            {network("/pod"), "", 1},
+		"the host's":          {nil, "", 90},
+	} {
+		e := &Entries{allowance: allowanceOf(&specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{Namespaces: test.namespaces, Sysctl: map[string]string{}}}, asked)}
+		if test.sysctl != "" {
+			e.spec.Linux.Sysctl["net.ipv4.ip_unprivileged_port_start"] = test.sysctl
+		}
+		for port, taken := range map[uint32]bool{0: true, test.first: true, 1024: true, 65535: true, 65536: false, test.first - 1: test.first == 1} {
+			s := &skinet.InetSkEntry{Family: new(uint32(unix.AF_INET)), SrcAddr: []uint32{0}, DstAddr: []uint32{0}, SrcPort: new(port), Opts: &skopts.SkOptsEntry{}}
+			if err := e.inet(s); (err == nil) != taken {
+				t.Errorf("%s, port %d: %v", name, port, err)
+			}
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package admission
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -36,18 +38,40 @@ func (e *Entries) inet(s *skinet.InetSkEntry) error {
 	if n := words[s.GetFamily()]; len(s.GetSrcAddr()) != n || len(s.GetDstAddr()) != n {
 		return fmt.Errorf("an address of the family %d has %d and %d words", s.GetFamily(), len(s.GetSrcAddr()), len(s.GetDstAddr()))
 	}
-	if port := s.GetSrcPort(); port > 65535 || port != 0 && port < e.firstPort() && !e.has(unix.CAP_NET_BIND_SERVICE) {
-		return fmt.Errorf("it has the port %d, and the spec no CAP_NET_BIND_SERVICE", port)
+	port := s.GetSrcPort()
+	if port > 65535 {
+		return fmt.Errorf("it has the port %d", port)
+	}
+	if port != 0 && !e.has(unix.CAP_NET_BIND_SERVICE) {
+		if first, err := e.firstPort(); err != nil || port < first {
+			return cmp.Or(err, fmt.Errorf("it has the port %d, and the spec no CAP_NET_BIND_SERVICE", port))
+		}
 	}
 	return e.socketOptions(s.GetOpts())
 }
 
-// firstPort returns the first port that anybody may bind.
-func (e *Entries) firstPort() uint32 {
+// firstPort returns the first port that anybody may bind: the spec says it of a network namespace that is made
+// for the container, and of another one it is asked.
+func (e *Entries) firstPort() (uint32, error) {
 	if n, err := strconv.ParseUint(strings.TrimSpace(e.spec.Linux.Sysctl["net.ipv4.ip_unprivileged_port_start"]), 10, 16); err == nil {
-		return uint32(n)
+		return uint32(n), nil
 	}
-	return 1024
+	namespace := ""
+	for _, ns := range e.spec.Linux.Namespaces {
+		if ns.Type == specs.NetworkNamespace && ns.Path == "" {
+			return 1024, nil // PROT_SOCK of the kernel
+		} else if ns.Type == specs.NetworkNamespace {
+			namespace = ns.Path
+		}
+	}
+	if e.first == nil {
+		first, err := e.host.FirstPort(namespace)
+		if err != nil {
+			return 0, err
+		}
+		e.first = &first
+	}
+	return *e.first, nil
 }
 
 // socketOptions compares options that only some may set (net/core/sock.c).

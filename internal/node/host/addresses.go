@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,6 +22,21 @@ func Addresses(namespace string) (found []netip.Addr, err error) {
 		return err
 	})
 	return found, err
+}
+
+// FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the shim's
+// own. CRI sets it in a pod's.
+func FirstPort(namespace string) (first uint32, err error) {
+	err = inNetwork(namespace, func() error {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start") // of the thread's namespace
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 16)
+		first = uint32(n)
+		return err
+	})
+	return first, err
 }
 
 // inNetwork calls a function in a network namespace, by its path; "" is the shim's own.
