@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	filelock "github.com/checkpoint-restore/go-criu/v8/crit/images/file-lock"
 	"github.com/containerd/errdefs"
@@ -271,7 +272,10 @@ func Find(init int, list func() ([]int, error)) (Found, error) {
 			return nil, err
 		}
 		found[number] = make(map[int]map[lock]proc.Lock)
-		for fd := range files {
+		for fd, link := range files {
+			if strings.HasPrefix(link, "anon_inode:") { // of a watch for each of a million files, which the kernel lists
+				continue
+			}
 			held, err := proc.FileLocks(pid, fd)
 			if err != nil && !proc.Ended(err) {
 				return nil, err

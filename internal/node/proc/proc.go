@@ -12,6 +12,7 @@ package proc
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -93,6 +94,30 @@ func OpenFiles(pid int, prefix string) (map[int]string, error) {
 		}
 	}
 	return files, nil
+}
+
+// Copies groups descriptors of a process, those of one open file together and the lowest first. A program may
+// have a million of one file, whose description in /proc takes the kernel long. On a kernel without kcmp(2) each
+// descriptor is a group.
+func Copies(pid int, files map[int]string) (groups [][]int) {
+	order := func(a, b int) int {
+		const kcmpFile = 0 // KCMP_FILE of linux/kcmp.h, an order of the kernel's own
+		is, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(pid), kcmpFile, uintptr(a), uintptr(b), 0)
+		switch {
+		case errno == 0 && is < 3:
+			return []int{0, -1, 1}[is]
+		default:
+			return cmp.Compare(a, b)
+		}
+	}
+	fds := slices.Sorted(maps.Keys(files))
+	slices.SortStableFunc(fds, order)
+	for begin, end := 0, 0; begin < len(fds); begin = end {
+		for end = begin + 1; end < len(fds) && order(fds[begin], fds[end]) == 0; end++ {
+		}
+		groups = append(groups, fds[begin:end])
+	}
+	return groups
 }
 
 // SameFile reports whether two processes share the open file of this number, as after a fork.

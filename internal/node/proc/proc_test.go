@@ -221,6 +221,40 @@ func TestNotBelow(t *testing.T) {
 }
 
 // Processes that were handed one open file share it; those that opened the same path do not.
+func TestCopies(t *testing.T) {
+	files, copies := make(map[int]string), make(map[int][]int)
+	for range 3 {
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range pipe {
+			defer unix.Close(fd)
+			files[fd], copies[fd] = "pipe", []int{fd}
+			for range 5 {
+				other, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(other)
+				files[other], copies[fd] = "pipe", append(copies[fd], other)
+			}
+		}
+	}
+	groups := Copies(os.Getpid(), files)
+	if len(groups) != len(copies) {
+		t.Errorf("%d files, want %d", len(groups), len(copies))
+	}
+	for _, group := range groups {
+		if !slices.Equal(group, copies[group[0]]) {
+			t.Errorf("the copies of %d are %d, want %d", group[0], group, copies[group[0]])
+		}
+	}
+	if got := Copies(1<<30, map[int]string{3: "", 1: ""}); len(got) != 2 || got[0][0] != 1 {
+		t.Errorf("of no process: %d", got)
+	}
+}
+
 func TestSameFile(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {

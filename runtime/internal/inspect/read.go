@@ -403,7 +403,11 @@ func (s System) readFiles(dir string, p *process) (err error) {
 		if err != nil {
 			return err
 		}
-		info, err := proc.Head(filepath.Join(s.Proc, dir, "fdinfo", name)) // of an epoll it has a line for each file
+		if !f.named() {
+			p.files = append(p.files, f)
+			continue // nothing is asked of it, and an epoll's takes the kernel long
+		}
+		info, err := proc.Head(filepath.Join(s.Proc, dir, "fdinfo", name))
 		if err != nil {
 			return err
 		}

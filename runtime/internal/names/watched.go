@@ -76,8 +76,8 @@ func watches(list func() ([]int, error)) (map[uint64]map[inode]bool, error) {
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
-		for fd := range files {
-			lines, err := proc.FileInfo(pid, fd, "inotify ")
+		for _, copies := range proc.Copies(pid, files) {
+			lines, err := proc.FileInfo(pid, copies[0], "inotify ")
 			if err != nil && !proc.Ended(err) {
 				return nil, err
 			}

@@ -55,6 +55,7 @@ type Told struct {
 
 	watched  []watch
 	compared int      // files with watches
+	steps    int      // of the kernel's to compare them
 	hidden   []string // lines of files in /proc, "PID/FD/LINE"
 }
 

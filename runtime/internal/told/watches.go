@@ -26,6 +26,9 @@ const (
 	maxErrors  = 16
 	// mostComparisons take a second or so.
 	mostComparisons = 1 << 20
+	// mostSteps are those of the kernel, which goes through all watches of an epoll to find one: 100,000 in one
+	// epoll take some ten seconds.
+	mostSteps = 1 << 34
 )
 
 // watch is a file that an epoll watches, and that the epoll's process has not open.
@@ -46,10 +49,14 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 	if err != nil {
 		return err
 	}
-	for epoll := range epolls {
+	for _, copies := range proc.Copies(pid, epolls) {
+		epoll := copies[0]
 		rows, err := proc.FileInfo(pid, epoll, "tfd:")
 		if err != nil {
 			return err
+		}
+		if t.steps += len(rows) * len(rows); t.steps > mostSteps {
+			return tooMany()
 		}
 		count := make(map[uint32]uint32)
 		line := 0
@@ -81,7 +88,9 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 				if has >= 0 {
 					w.other, w.fd = number, has
 					t.watched = append(t.watched, w)
-					t.hidden = append(t.hidden, fmt.Sprintf("%d/%d/%d", pid, epoll, line))
+					for _, fd := range copies { // CRIU reads one of them
+						t.hidden = append(t.hidden, fmt.Sprintf("%d/%d/%d", pid, fd, line))
+					}
 					break
 				}
 			}
@@ -117,7 +126,7 @@ func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 }
 
 func tooMany() error {
-	return fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("too many files are watched by epolls, in one or by processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
 }
 
 func saveWatches(dir string, all []watch) error {
