@@ -101,12 +101,13 @@ static dev_t device(const char *target)
 	return !statfs(target, &fs) && !stat(target, &st) && (fs.f_type == TMPFS_MAGIC || fs.f_type == DEVPTS_SUPER_MAGIC) ? st.st_dev : 0;
 }
 
-// keep keeps what CRIU has mounted at target, so that it may change it.
-static void keep(const char *target)
+// keep keeps what CRIU has mounted at target, so that it may change it. A name may lead below the new mount
+// yet: to the device that was there before.
+static void keep(const char *target, dev_t before)
 {
 	dev_t dev = device(target);
-	size_t i = dev ? own->count++ : 0;
-	if (dev && i < sizeof(own->dev) / sizeof(*own->dev))
+	size_t i = dev && dev != before ? own->count++ : sizeof(own->dev);
+	if (i < sizeof(own->dev) / sizeof(*own->dev))
 		own->dev[i] = dev;
 }
 
@@ -158,9 +159,10 @@ static int watched_mount(const char *source, const char *target, const char *typ
 	// In the host's cgroup namespace each mount sets these for the host.
 	if (watched && fresh && !strcmp(type, "cgroup2"))
 		options = unified;
+	dev_t before = watched && fresh ? device(target) : 0;
 	int err = (int)syscall(SYS_mount, source, target, type, flags, options);
 	if (watched && fresh && !err)
-		keep(target);
+		keep(target, before);
 	return err;
 }
 
