@@ -94,7 +94,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if err := c.client.Get(ctx, r.NamespacedName, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if k.Status.Phase.Over() || k.DeletionTimestamp != nil || k.Status.Node != c.node {
+	if k.Status.Phase.Over() || k.Status.Node != c.node || k.DeletionTimestamp != nil && k.Status.Phase != api.Running {
 		return ctrl.Result{}, nil
 	}
 	c.recovering.Wait() // a container that it has not let run on would be taken for one that its client has paused
@@ -254,7 +254,9 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second,
 	}
 	tired := ""
-	if k.Status.Restarts > restarts {
+	if k.DeletionTimestamp != nil {
+		tired = "the Checkpoint was deleted"
+	} else if k.Status.Restarts > restarts {
 		tired = fmt.Sprintf("the node's agent was restarted %d times meanwhile", k.Status.Restarts)
 	}
 	if made == nil {

@@ -132,6 +132,7 @@ func TestController(t *testing.T) {
 		ends   bool // the pod is evicted, and to be checkpointed before
 		label  bool // the Checkpoint's author says so
 		other  bool // another pod has the name
+		goes   bool // the Checkpoint is deleted
 	}{
 		{name: "one container", pod: pod("here", "a"), spec: api.Spec{PushSecret: "registry"},
 			did: []string{"checkpoint ns/pod a", "push r/job:k secret", "discard 1"}, phase: api.Succeeded, reason: "Pushed"},
@@ -176,6 +177,10 @@ func TestController(t *testing.T) {
 			did: []string{"look for " + ours, "discard 1"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "it was killed again and again, and the pod ends", pod: pod("here", "a"), ends: true, before: left(restarts), taken: []string{"1"},
 			did: []string{"look for " + ours}, phase: api.Failed, reason: "PushFailed"},
+		{name: "deleted before it began", pod: pod("here", "a"), goes: true},
+		{name: "it was killed, and the Checkpoint is deleted", pod: pod("here", "a"), before: left(0), goes: true, did: []string{"look for " + ours}, phase: api.Failed, reason: api.Interrupted},
+		{name: "it was killed when all was taken, and the Checkpoint is deleted", pod: pod("here", "a"), before: left(0), goes: true, taken: []string{"1"},
+			did: []string{"look for " + ours, "discard 1"}, phase: api.Failed, reason: "PushFailed"},
 		{name: "another agent is at it", pod: pod("here", "a"), before: api.Status{Phase: api.Running, Node: "there"}, phase: api.Running},
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
@@ -188,6 +193,10 @@ func TestController(t *testing.T) {
 			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: c.spec, Status: c.before}
 			if c.label {
 				k.Labels = map[string]string{api.EvictedLabel: "1"}
+			}
+			if c.goes {
+				now := metav1.Now()
+				k.Finalizers, k.DeletionTimestamp = []string{api.ImageFinalizer}, &now
 			}
 			if c.ends {
 				c.pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}

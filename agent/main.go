@@ -119,10 +119,10 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 	// A Checkpoint whose agent was killed may be over by now: the controller ends it while no agent is here.
 	c.recovering.Add(1)
 	if err := m.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		defer c.recovering.Done()
 		if err := n.Recover(ctx); err != nil {
 			ctrl.Log.Error(err, "resume what killed checkpoints have left paused")
 		}
+		c.recovering.Done()
 		if err := c.sweep(ctx); err != nil {
 			ctrl.Log.Error(err, "remove images of Checkpoints that are over")
 		}

@@ -70,7 +70,7 @@ func Ending(p *corev1.Pod) string {
 		return ""
 	}
 	for _, c := range p.Status.Conditions {
-		// The API server, the scheduler and the kubelet set it before they end a pod.
+		// The API server and the scheduler set it before they end a pod, the kubelet when it has.
 		if c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && p.Annotations[OnEviction] != "" {
 			return p.Annotations[OnEviction]
 		}

@@ -58,7 +58,7 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.direct.Get(ctx, request.NamespacedName, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if k.Status.Phase.Over() || k.DeletionTimestamp != nil {
+	if k.Status.Phase.Over() || k.DeletionTimestamp != nil && k.Status.Phase != api.Running {
 		r.attended(&k)
 		return ctrl.Result{}, r.after(ctx, &k)
 	}

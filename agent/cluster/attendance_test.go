@@ -36,6 +36,7 @@ func TestAttendance(t *testing.T) {
 		agent  *corev1.Pod
 		status api.Status
 		gone   bool          // no agents' namespace is known
+		goes   bool          // the Checkpoint is deleted
 		limit  time.Duration // how long it waits; 0: patience
 		reason string        // of its failure; empty: it is left alone
 		says   string
@@ -45,6 +46,7 @@ func TestAttendance(t *testing.T) {
 		{name: "one that does not run", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionFalse), reason: api.NoAgent, says: "its pod agent-here there is not ready"},
 		{name: "in no known namespace", pod: running("job", "here"), gone: true, reason: api.NoAgent, says: "no agent works"},
 		{name: "left in the middle", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
+		{name: "left in the middle, and deleted", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, goes: true, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
 		{name: "no pod", reason: "PodNotFound", limit: time.Nanosecond, says: "no pod job in the namespace ns"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
@@ -53,7 +55,12 @@ func TestAttendance(t *testing.T) {
 		{name: "over", pod: running("job", "here"), status: api.Status{Phase: api.Succeeded}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			objects := []client.Object{&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}, Status: c.status}}
+			checkpoint := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}, Status: c.status}
+			if c.goes {
+				now := metav1.Now()
+				checkpoint.Finalizers, checkpoint.DeletionTimestamp = []string{api.ImageFinalizer}, &now
+			}
+			objects := []client.Object{checkpoint}
 			for _, p := range []*corev1.Pod{c.pod, c.agent} {
 				if p != nil {
 					objects = append(objects, p)

@@ -29,7 +29,7 @@ func TestEnding(t *testing.T) {
 		made        string
 	}{
 		{name: "evicted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
-		{name: "by its kubelet", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, made: "Checkpoint"},
+		{name: "before it is deleted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, made: "Checkpoint"},
 		{name: "to go on elsewhere", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, made: "Migration"},
 		{name: "a Deployment's", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, owned: true, made: "Checkpoint"},
 		{name: "deleted", annotations: map[string]string{api.OnEviction: "checkpoint"}, deleted: true},

@@ -48,12 +48,13 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	if err := r.client.Get(ctx, request.NamespacedName, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	if k.DeletionTimestamp == nil || !controllerutil.ContainsFinalizer(&k, api.ImageFinalizer) {
-		return ctrl.Result{}, nil
+	if k.DeletionTimestamp == nil || !controllerutil.ContainsFinalizer(&k, api.ImageFinalizer) || k.Status.Phase == api.Running {
+		return ctrl.Result{}, nil // an agent at work may push yet
 	}
 	if err := r.prune(ctx, &k); err != nil {
-		refused, ok := errors.AsType[*transport.Error](err)
-		if temporary := !ok || refused.StatusCode >= http.StatusInternalServerError; temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
+		refused, answered := errors.AsType[*transport.Error](err)
+		_, final := errors.AsType[failure](err)
+		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
 		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", api.Text(err.Error()))

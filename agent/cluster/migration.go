@@ -27,6 +27,8 @@ const (
 	again = time.Second
 	// soon is the grace period of a pod that goes on elsewhere, in seconds. 0 would not wait for its end.
 	soon = 1
+	// podRefused is the reason where the API server does not take the new pod.
+	podRefused = "NewPodRefused"
 )
 
 // migrations does Migrations. Each step looks at what is there and does what is missing, so it does
@@ -85,7 +87,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.save(ctx, before, &m); err != nil {
 		return ctrl.Result{}, err
 	}
-	r.events.Event(&m, event, reason, message)
+	r.events.Event(&m, event, reason, api.Text(message))
 	return ctrl.Result{}, nil
 }
 
@@ -98,7 +100,7 @@ func (r *migrations) save(ctx context.Context, before, m *api.Migration) error {
 }
 
 func condition(m *api.Migration, kind, reason, message string) {
-	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: m.Generation})
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: api.Text(message), ObservedGeneration: m.Generation})
 }
 
 // migrate does what is to be done next, and returns errWait while something else is at work. Its
@@ -113,16 +115,23 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	if m.Status.Phase == "" {
 		return r.begin(m, &old, gone)
 	}
-	fresh, err := r.newPod(ctx, m, &old, gone)
-	if err != nil {
-		return err
+	fresh, refused := r.newPod(ctx, m, &old, gone)
+	// A pod that ends is checkpointed all the same: a quota counts it until it has ended.
+	if f, ok := errors.AsType[failure](refused); refused != nil && !(ok && f.reason == podRefused && m.Labels[api.EvictedLabel] != "") {
+		return refused
 	}
 	k, err := r.checkpoint(ctx, m)
 	if err != nil {
 		return err
 	}
 	condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+k.Name)
+	if refused != nil {
+		return refused
+	}
 	if m.Spec.DeleteFirst {
+		if err := r.open(ctx, k, fresh.DeepCopy(), client.DryRunAll); err != nil {
+			return err
+		}
 		if err := r.remove(ctx, &old, gone); err != nil {
 			return err
 		}
@@ -196,7 +205,7 @@ func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.P
 	}
 	switch err := r.client.Create(ctx, made); {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err): // a quota, an admission
-		return nil, failed("NewPodRefused", "make the new pod: %w", err)
+		return nil, failed(podRefused, "make the new pod: %w", err)
 	case err != nil:
 		return nil, err
 	}
@@ -246,7 +255,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 }
 
 // open sets the images of the new pod and removes its gate: the scheduler may bind it then.
-func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.Pod) error {
+func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.Pod, how ...client.UpdateOption) error {
 	if len(fresh.Spec.SchedulingGates) == 0 {
 		return nil
 	}
@@ -254,7 +263,11 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 		return failed("NotRunning", "the container %s did not run at the checkpoint", missing)
 	}
 	fresh.Spec.SchedulingGates = nil
-	return r.client.Update(ctx, fresh)
+	err := r.client.Update(ctx, fresh, how...)
+	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a policy of images
+		return failed(podRefused, "give the new pod the images of the checkpoint: %w", err)
+	}
+	return err
 }
 
 // ready waits until the new pod is, for a time.

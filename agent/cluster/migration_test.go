@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -235,6 +236,14 @@ func TestMigrationFails(t *testing.T) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: "no signature"}}}}
 			k.must(k.client.Status().Update(k.Context(), &p))
 		}},
+		{name: "a policy refuses its images", reason: "NewPodRefused", says: "the images of the checkpoint: pods", then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.client = refuses{k.client}
+		}},
+		{name: "a policy refuses its images, before the old one goes", reason: "NewPodRefused", spec: func(s *api.MigrationSpec) { s.DeleteFirst = true }, then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.client = refuses{k.client}
+		}},
 		{name: "somebody deletes the new pod", reason: "NewPodDeleted", then: func(k *test) {
 			k.checkpointed(api.Succeeded)
 			k.step()
@@ -264,6 +273,46 @@ func TestMigrationFails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A pod that ends, and cannot be made anew while it counts, is checkpointed all the same.
+func TestMigrationOfOneThatEnds(t *testing.T) {
+	m := migration(nil)
+	m.Labels = map[string]string{api.EvictedLabel: "12345678-9"}
+	k := newTest(t, running("old", "here"), m)
+	k.client = refuses{k.client}
+	if now := k.step(); now.Status.Phase != api.Running {
+		t.Errorf("%+v", now.Status)
+	}
+	k.checkpointed(api.Succeeded)
+	now := k.step()
+	if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); now.Status.Phase != api.Failed || said == nil || said.Reason != podRefused || !meta.IsStatusConditionTrue(now.Status.Conditions, api.Checkpointed) {
+		t.Errorf("%+v", now.Status)
+	}
+}
+
+// refuses is an API server that takes no pod, new or changed.
+type refuses struct{ client.Client }
+
+func refused(o client.Object) error {
+	if _, pod := o.(*corev1.Pod); pod {
+		return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, o.GetName(), errors.New("a policy"))
+	}
+	return nil
+}
+
+func (r refuses) Create(ctx context.Context, o client.Object, how ...client.CreateOption) error {
+	if err := refused(o); err != nil {
+		return err
+	}
+	return r.Client.Create(ctx, o, how...)
+}
+
+func (r refuses) Update(ctx context.Context, o client.Object, how ...client.UpdateOption) error {
+	if err := refused(o); err != nil {
+		return err
+	}
+	return r.Client.Update(ctx, o, how...)
 }
 
 // An API server that does not answer ends no Migration.

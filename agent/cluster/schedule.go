@@ -56,6 +56,9 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	}
 	now := r.now()
 	next := times.Next(last.UTC())
+	if next.IsZero() {
+		return ctrl.Result{}, r.say(ctx, &s, metav1.ConditionFalse, "Invalid", "that time never comes")
+	}
 	if next.After(now) {
 		if s.Status.Next == nil || !s.Status.Next.Time.Equal(next) {
 			at := metav1.NewTime(next)
@@ -69,7 +72,7 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	if err := r.make(ctx, &s, pods, next, made.Items); err != nil {
 		return ctrl.Result{}, err
 	}
-	// Times that have gone by while nobody looked are not made up for.
+	// Of the times that have gone by while nobody looked, one is made up for.
 	for after := times.Next(next); !after.After(now); after = times.Next(after) {
 		next = after
 	}

@@ -133,12 +133,14 @@ func TestSchedule(t *testing.T) {
 }
 
 func TestScheduleInvalid(t *testing.T) {
-	k := newTest(t, schedule(func(s *api.ScheduleSpec) { s.Schedule = "every day" }))
-	k.tick()
-	var s api.CheckpointSchedule
-	k.get("s", &s)
-	if len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != "Invalid" {
-		t.Errorf("%+v", s.Status)
+	for _, times := range []string{"every day", "0 0 30 2 *"} {
+		k := newTest(t, schedule(func(s *api.ScheduleSpec) { s.Schedule = times }))
+		k.tick()
+		var s api.CheckpointSchedule
+		k.get("s", &s)
+		if len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != "Invalid" {
+			t.Errorf("%s: %+v", times, s.Status)
+		}
 	}
 }
 

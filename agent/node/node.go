@@ -116,14 +116,12 @@ func (n Node) Taken(ctx context.Context, prefix string) (taken []Captured, err e
 		Captured
 		Container string
 	}
-	if err := n.gpuckpt(ctx, nil, &all, "ls"); err != nil {
+	if err := n.gpuckpt(ctx, nil, &all, "ls", prefix); err != nil {
 		return nil, err
 	}
 	for _, m := range all {
-		if strings.HasPrefix(m.Image, prefix) {
-			m.Name = m.Container
-			taken = append(taken, m.Captured)
-		}
+		m.Name = m.Container
+		taken = append(taken, m.Captured)
 	}
 	return taken, nil
 }

@@ -26,17 +26,17 @@ import (
 func lsCommand() *cobra.Command {
 	var d daemon
 	c := &cobra.Command{
-		Use:   "ls",
+		Use:   "ls [PREFIX]",
 		Short: "List the checkpoint images in containerd",
-		Long: `List the checkpoint images in containerd, the newest first. Of each it shows the container, the
+		Long: `List the checkpoint images in containerd, the newest first, or those whose names begin with PREFIX. Of each it shows the container, the
 time, and the size of what it adds to its base image. It also shows the key that signed it, if this node
 trusts that.`,
 		Example: `  gpuckpt ls
   gpuckpt ls --namespace k8s.io --json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
 			return d.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
-				_, found, err := d.shelf(ctx, dial)
+				_, found, err := d.shelf(ctx, dial, strings.Join(args, ""))
 				return found, lsText(found, time.Now()), err
 			})
 		},
@@ -46,8 +46,8 @@ trusts that.`,
 	return c
 }
 
-// shelf returns the checkpoint images in containerd.
-func (d *daemon) shelf(ctx context.Context, dial convert.Dial) (*client.Client, []catalog.Entry, error) {
+// shelf returns the checkpoint images in containerd whose names begin so.
+func (d *daemon) shelf(ctx context.Context, dial convert.Dial, prefix string) (*client.Client, []catalog.Entry, error) {
 	node, err := config.Load()
 	if err != nil {
 		return nil, nil, err
@@ -60,7 +60,7 @@ func (d *daemon) shelf(ctx context.Context, dial convert.Dial) (*client.Client, 
 	if err != nil {
 		return nil, nil, err
 	}
-	found, err := catalog.List(ctx, c, keys)
+	found, err := catalog.List(ctx, c, prefix, keys)
 	if found == nil {
 		found = []catalog.Entry{} // for JSON
 	}
@@ -154,7 +154,7 @@ spares stays. An image that a container was made of stays. Images in registries 
 				return errors.New("--keep and --older-than cannot be negative")
 			}
 			return d.run(cmd, func(ctx context.Context, dial convert.Dial, _ images.Progress) (any, string, error) {
-				c, found, err := d.shelf(ctx, dial)
+				c, found, err := d.shelf(ctx, dial, "")
 				if err != nil {
 					return nil, "", err
 				}

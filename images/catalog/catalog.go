@@ -45,9 +45,9 @@ type Entry struct {
 	Used bool `json:"used"`
 }
 
-// List returns the checkpoint images of a containerd's namespace, the newest first. keys are those
-// that count here. Nothing is verified but signatures, against the manifests that they are of.
-func List(ctx context.Context, c *client.Client, keys []sign.Key) (found []Entry, err error) {
+// List returns the checkpoint images of a containerd's namespace whose names begin so, the newest first. keys
+// are those that count here. Nothing is verified but signatures, against the manifests that they are of.
+func List(ctx context.Context, c *client.Client, prefix string, keys []sign.Key) (found []Entry, err error) {
 	containers, err := c.ContainerService().List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the containers: %w", err)
@@ -61,6 +61,9 @@ func List(ctx context.Context, c *client.Client, keys []sign.Key) (found []Entry
 		return nil, fmt.Errorf("list the images: %w", err)
 	}
 	for _, i := range all {
+		if !strings.HasPrefix(i.Name, prefix) {
+			continue
+		}
 		e, err := describe(ctx, c, i, keys)
 		switch {
 		case errors.Is(err, oci.ErrNotCheckpoint) || errdefs.IsNotFound(err): // or without the layers

@@ -31,9 +31,9 @@ func TestShelf(t *testing.T) {
 	for _, name := range names {
 		gpuckpt(t, c, "checkpoint", "job", "--image", name, "--leave-running")
 	}
-	list := func() (found []catalog.Entry, images []string) {
+	list := func(prefix ...string) (found []catalog.Entry, images []string) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(gpuckpt(t, c, "ls", "--json")), &found); err != nil {
+		if err := json.Unmarshal([]byte(gpuckpt(t, c, append([]string{"ls", "--json"}, prefix...)...)), &found); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range found {
@@ -44,6 +44,9 @@ func TestShelf(t *testing.T) {
 	found, images := list()
 	if !slices.Equal(images, []string{names[2], names[1], names[0]}) {
 		t.Fatalf("listed are %v", images)
+	}
+	if _, images := list(names[1]); !slices.Equal(images, names[1:2]) {
+		t.Errorf("by a prefix are listed %v", images)
 	}
 	for _, e := range found {
 		if e.Container != "job" || e.SignedBy == "" || e.Bytes == 0 || e.GPUBytes == 0 || e.Created.IsZero() {
