@@ -129,8 +129,9 @@ func start(t *testing.T, c *harness.Containerd, spec harness.RunSpec, args ...st
 	t.Helper()
 	spec.GPUs = []int{0}
 	k := c.Work(t, spec, args...)
-	if len(args) > 0 && args[0] == "pattern" {
-		k.Answer(t, "info")
+	// Before it answers, it may begin to use CUDA in a checkpoint.
+	if ask := map[string]string{"pattern": "info", "memory": "verify", "gpumemory": "verify"}[strings.Join(args[:min(len(args), 1)], "")]; ask != "" {
+		k.Answer(t, ask)
 	}
 	return k
 }

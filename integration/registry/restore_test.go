@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -122,6 +123,10 @@ func TestRestoreUnpacks(t *testing.T) {
 	results.Add(t)
 	c := session.Own(t, harness.Options{})
 	k := c.Work(t, harness.RunSpec{OwnNetwork: true, GPUs: []int{0}}, "pattern", "--bytes", "104857600", "--seed", "7")
+	harness.Within(t, "it answers", func() bool {
+		_, err := k.Exec(t.Context(), "gpuwork", "send", fmt.Sprint("127.0.0.1:", k.Port), "info")
+		return err == nil
+	})
 	const ref = "gpuckpt.test/unpacks:1"
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
 	k.MustRemove(t)
