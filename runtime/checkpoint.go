@@ -183,7 +183,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	if k.c.pid > 0 {
 		err := k.refuseBurden()
 		if err == nil {
-			err = denied.Refuse(k.c.pids)
+			err = denied.Refuse(k.c.tree)
 		}
 		if err != nil {
 			return sequence.Join(err, k.images.Leave(ctx))
@@ -356,7 +356,7 @@ func (k *checkpointing) refuseBurden() error {
 	if err != nil {
 		return err
 	}
-	return burden.Refuse(k.c.pid, k.c.pids, k.images.Path, view.ForkLimit)
+	return burden.Refuse(k.c.pid, k.c.tree, k.images.Path, view.ForkLimit)
 }
 
 // save saves the GPU state. The pages that dump fills are made meanwhile.
@@ -418,10 +418,10 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	if err := names.Numbers(dumped); err != nil {
 		return err
 	}
-	if err := names.Sockets(ctx, dumped, k.c.pids); err != nil {
+	if err := names.Sockets(ctx, dumped, k.c.tree); err != nil {
 		return err
 	}
-	return names.Removed(ctx, dumped, k.c.pid, k.c.pids)
+	return names.Removed(ctx, dumped, k.c.pid, k.c.tree)
 }
 
 // endWriting ends what dump has begun.
@@ -553,15 +553,17 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return back(err)
 	}
-	hidden := beside(func() error { return locks.Hidden(c.pids) })
-	watch := criu.StartWatch(ctx, false, view.CRIUTimeout())
+	hidden := beside(func() error { return locks.Hidden(c.tree) })
+	watch := criu.StartWatch(ctx, c.id, false, view.CRIUTimeout())
 	err = s.runcDump(with, c, images, opts)
 	none := hidden()
 	if err = watch.Stop(err); err != nil {
 		if err = dumpLog.Explain(err); adapt.IsUnsent(err) {
 			err = fmt.Errorf("%w: %w", adapt.ErrUnsent, err)
 		}
-		return back(sequence.Join(err, criu.EndDumps()))
+		err = sequence.Join(err, criu.EndDumps())
+		c.unlockNetwork(ctx)
+		return back(err)
 	}
 	if none != nil {
 		return none
@@ -578,14 +580,26 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err := memory.Complete(); err != nil {
 		return err
 	}
-	if err := openfiles.Save(images, dumped, c.pid, c.pids); err != nil {
+	if err := openfiles.Save(images, dumped, c.pid, c.tree); err != nil {
 		return err
 	}
-	lacks, err := scheduling.Save(images, c.pids)
+	lacks, err := scheduling.Save(images, c.tree)
 	if err != nil {
 		return err
 	}
 	return c.noteDifferent(ctx, images, dumped, len(tell.Closed), lacks)
+}
+
+// unlockNetwork gives a container back the network that CRIU keeps from it if it was killed.
+func (c *container) unlockNetwork(ctx context.Context) {
+	if removed, err := criu.Unlock(ctx, criu.Shim{}, c.bundle, c.pid); err != nil {
+		log.G(ctx).WithError(err).Error("the container has no network after a dump that failed")
+	} else if removed {
+		log.G(ctx).Warn("CRIU was killed and had the container's network locked: it is unlocked")
+	}
+	if pids, err := c.pids(); err == nil { // else it has ended
+		criu.EndRepair(pids)
+	}
 }
 
 // noteDifferent notes what of a container whose dump is made comes back different.
@@ -594,7 +608,7 @@ func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image
 	if c.pid == 0 {
 		return nil
 	}
-	if c.different, err = different.Look(dumped, c.pid, c.pids); err != nil { // it reads what the restore will
+	if c.different, err = different.Look(dumped, c.pid, c.tree); err != nil { // it reads what the restore will
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	c.different = append(c.different, lacks...)
@@ -612,7 +626,7 @@ func (c *container) locks() (filelocks.Found, error) {
 	if c.pid == 0 {
 		return nil, nil
 	}
-	return filelocks.Find(c.pid, c.pids)
+	return filelocks.Find(c.pid, c.tree)
 }
 
 // look finds what CRIU is told otherwise.
@@ -620,11 +634,11 @@ func (c *container) look() (*told.Told, error) {
 	if c.pid == 0 {
 		return new(told.Told), nil
 	}
-	return told.Look(c.pid, c.pids)
+	return told.Look(c.pid, c.tree)
 }
 
 func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
-	return hostmemory.New(ctx, hostmemory.Container{Bundle: c.bundle, Init: c.pid, Pids: c.pids, Run: reap}, dir, read)
+	return hostmemory.New(ctx, hostmemory.Container{Bundle: c.bundle, Init: c.pid, Pids: c.tree, Run: reap}, dir, read)
 }
 
 // writeSettings writes the settings of CRIU: for a dump if the container has processes, else
@@ -646,7 +660,7 @@ func (c *container) writeSettings(ctx context.Context, view config.View, readsNo
 		settings.ReadsNoFile = readsNoFile
 		within, cancel := context.WithTimeout(ctx, view.CRIUTimeout())
 		defer cancel()
-		if settings.Watched, err = names.Watched(within, c.pid, c.pids); err != nil {
+		if settings.Watched, err = names.Watched(within, c.pid, c.tree); err != nil {
 			return settings, err
 		}
 	case c.restore != nil:

@@ -5,6 +5,7 @@ package runtime
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -138,6 +139,20 @@ func (c *container) pids() ([]int, error) {
 		return nil, err
 	}
 	return cg.Pids()
+}
+
+// tree lists those of the container's processes that CRIU dumps: the first one and all below it. One that
+// was exec'd into the container is not among them.
+func (c *container) tree() ([]int, error) {
+	pids, err := c.pids()
+	if err != nil {
+		return nil, err
+	}
+	execed, err := proc.NotBelow(c.pid, pids)
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		_, is := slices.BinarySearch(execed, pid)
+		return is
+	}), err
 }
 
 // hasGPU reports whether the container's checkpoint needs the CUDA steps.

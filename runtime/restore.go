@@ -189,7 +189,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		return 0, err
 	}
 	flushed := k.c.journal.FlushBeside()
-	k.watch, k.started = criu.StartWatch(ctx, true, 0), make(chan struct{})
+	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)

@@ -6,6 +6,7 @@ package checkpoint
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,7 +16,9 @@ import (
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/oci"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -131,6 +134,82 @@ func TestKilledInDump(t *testing.T) {
 			}
 		})
 	}
+}
+
+// CRIU is killed while it keeps packets away from a container: they pass again, and a connection goes on.
+func TestKilledInDumpUnlocksNetwork(t *testing.T) {
+	for lock, missing := range map[string]func() error{
+		"iptables": func() error { _, err := exec.LookPath("iptables-restore"); return err },
+		"nftables": func() error {
+			path, err := bins.Path("criu")
+			if err == nil {
+				err = exec.Command(path, "check", "--feature", "network_lock_nftables").Run()
+			}
+			return err
+		},
+	} {
+		t.Run(lock, func(t *testing.T) {
+			results.Add(t)
+			_, err := exec.LookPath("ip")
+			if err := errors.Join(err, missing()); err != nil {
+				t.Skipf("this machine cannot lock a network by %s: %v", lock, err)
+			}
+			shared.Configured(t, "[criu.options]\nnetwork-lock = \""+lock+"\"\n")
+			network := filepath.Join(t.TempDir(), "network")
+			spec := harness.RunSpec{GPUs: []int{0}, OwnNetwork: true, Amend: []oci.SpecOpts{
+				oci.WithLinuxNamespace(specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: network}),
+			}}
+			for try := 0; ; try++ {
+				makeNetwork(t, network, "10.88.7.5/24")
+				locked := lockOf(t, network)
+				k := shared.Work(t, spec, "loop", "--interface", "eth0")
+				expectIn(t, network, k, "101 open")
+				err := killInDump(t, k, func(_, criu int) int {
+					for pid := k.MustPid(t); !locked() && tracerOf(pid) == criu; {
+						time.Sleep(time.Millisecond)
+					}
+					if !locked() {
+						return 0
+					}
+					return criu
+				})
+				harness.Says(t, err, "dump", "CRIU was killed")
+				if locked() {
+					t.Errorf("packets are kept away\n%s", shared.LogTail(3000))
+				}
+				if status, err := k.Status(t.Context()); err == nil && status == client.Stopped && try < tries {
+					t.Log("the program ended with CRIU's code in it")
+					k.MustRemove(t)
+					continue
+				}
+				expectIn(t, network, k, "102 open")
+				checkpointInto(t, shared, k, t.TempDir())
+				expectIn(t, network, k, "103 open")
+				return
+			}
+		})
+	}
+}
+
+// lockOf returns what tells whether packets are kept away in a network namespace: none can be sent.
+func lockOf(t *testing.T, network string) (locked func() bool) {
+	t.Helper()
+	var s int
+	onThread(t, func() error {
+		f, err := os.Open(network)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		s, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	t.Cleanup(func() { unix.Close(s) })
+	to := &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}
+	return func() bool { return unix.Sendto(s, []byte("x"), 0, to) == unix.EPERM }
 }
 
 // killInDump kills a process, given the shim's and CRIU's, while CRIU has a container that it dumps.

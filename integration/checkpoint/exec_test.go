@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -288,4 +289,27 @@ func TestExecedProcessNoCUDA(t *testing.T) {
 	if outcome[harness.Runtime] != outcome[harness.RuncRuntime] {
 		t.Errorf("checkpoints succeed: %v; want the same with both", outcome)
 	}
+}
+
+// CRIU leaves out what was exec'd into a container without CUDA, and so does all that goes past CRIU: large
+// memory and each kind of lock, semaphores, timers and watches.
+func TestExecedProcessIsLeftOut(t *testing.T) {
+	results.Add(t)
+	guests := [][]string{
+		{"memory", "--bytes", "144M", "--locks", "/"},
+		{"odd", "--state", "semaphore"}, {"odd", "--state", "first-thread-timer"}, {"odd", "--state", "others-epoll"},
+	}
+	k := shared.Work(t, harness.RunSpec{Ports: 1 + len(guests)}, "plain")
+	k.Expect(t, "count", "101")
+	for i, guest := range guests {
+		args := append(append([]string{"gpuwork"}, guest...), "--port", strconv.Itoa(k.Port+1+i))
+		execDetached(t, shared, k, fmt.Sprint("guest-", i), args...)
+		k.Process(1+i).Answer(t, "ready?")
+	}
+	dir := t.TempDir()
+	if _, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: dir, Exit: true}); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	restoreInPlace(t, k, dir)
+	k.Expect(t, "count", "102")
 }

@@ -5,9 +5,9 @@ package registry
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
-	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"

@@ -75,7 +75,7 @@ func TestCrashIsExplained(t *testing.T) {
 	}
 	program, cut := crashing(t), errors.New("exit status 1: read unixpacket @->@: EOF path= /x.log")
 	for try := 1; ; try++ { // the kernel logs ten crashes of the machine's in five seconds at the most
-		w := StartWatch(t.Context(), true, 0)
+		w := StartWatch(t.Context(), "", true, 0)
 		crash := exec.Command(program).Run()
 		err := w.Stop(cut)
 		if !errors.Is(err, cut) || crash == nil || !strings.Contains(crash.Error(), "segmentation fault") {

@@ -62,13 +62,13 @@ type Watch struct {
 	kernel     kernelLog
 }
 
-// StartWatch watches the runc of this process and its CRIU until Stop is called. In a dump it ends
-// both if they do nothing for as long as idle.
-func StartWatch(ctx context.Context, restoring bool, idle time.Duration) *Watch {
-	return startWatch(ctx, restoring, fault.Bound(idle), interval)
+// StartWatch watches the runc of this process and its CRIU until Stop is called. In a dump of the container
+// of this id it ends both if they do nothing for as long as idle.
+func StartWatch(ctx context.Context, id string, restoring bool, idle time.Duration) *Watch {
+	return startWatch(ctx, id, restoring, fault.Bound(idle), interval)
 }
 
-func startWatch(ctx context.Context, restoring bool, idle, interval time.Duration) *Watch {
+func startWatch(ctx context.Context, id string, restoring bool, idle, interval time.Duration) *Watch {
 	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid()), kernel: openKernelLog()}
 	go func() {
 		defer close(w.done)
@@ -82,12 +82,12 @@ func startWatch(ctx context.Context, restoring bool, idle, interval time.Duratio
 				return
 			case <-look.C:
 			}
-			if now := workBelow(os.Getpid()); restoring || now != work {
+			if now := workBelow(os.Getpid(), id); restoring || now != work {
 				work, since = now, time.Now()
 			} else if time.Since(since) > w.idle {
 				log.G(ctx).Warnf("CRIU and runc have done nothing for %v, and are ended", w.idle)
 				w.hung = true
-				endDump(os.Getpid())
+				endDump(os.Getpid(), id)
 				since = time.Now()
 			}
 			stuck := stuckCRIU(os.Getpid(), restoring)
@@ -153,12 +153,12 @@ func cutOff(err error) bool {
 		strings.Contains(text, "readlink /proc/") // runc reads what CRIU has open
 }
 
-// dumping are the runcs below a shim that have a CRIU or are to have one, and the CRIUs.
-func dumping(shim int) (pids []int) {
+// dumping are the runc below a shim that dumps the container of this id, and its CRIU.
+func dumping(shim int, id string) (pids []int) {
 	for _, pid := range proc.Children(shim) {
 		args, _ := proc.Arguments(pid)
-		below := slices.DeleteFunc(proc.Children(pid), func(child int) bool { return !forRunc(child) })
-		if len(below) > 0 || forRunc(pid) || slices.Contains(args, "checkpoint") {
+		if len(args) > 0 && args[len(args)-1] == id && slices.Contains(args, "checkpoint") {
+			below := slices.DeleteFunc(proc.Children(pid), func(child int) bool { return !forRunc(child) })
 			pids = append(append(pids, pid), below...)
 		}
 	}
@@ -167,8 +167,8 @@ func dumping(shim int) (pids []int) {
 
 // workBelow is the processors' time that these have taken, in ticks, with all that they have started:
 // what packs a tmpfs works for minutes while CRIU waits for it.
-func workBelow(shim int) (ticks uint64) {
-	for _, pid := range dumping(shim) {
+func workBelow(shim int, id string) (ticks uint64) {
+	for _, pid := range dumping(shim, id) {
 		ticks += workOf(pid)
 	}
 	return ticks
@@ -182,8 +182,8 @@ func workOf(pid int) uint64 {
 	return ticks
 }
 
-func endDump(shim int) {
-	for _, pid := range slices.Backward(dumping(shim)) {
+func endDump(shim int, id string) {
+	for _, pid := range slices.Backward(dumping(shim, id)) {
 		_ = proc.Signal(pid, unix.SIGKILL, func(pid int) bool { return forRunc(pid) || proc.IsChild(pid) }) // or it has ended
 	}
 }

@@ -64,6 +64,10 @@ func TestMain(m *testing.M) {
 // follow a colon.
 func startFake(what string, namespaces uintptr) *exec.Cmd {
 	path, args := "/proc/self/exe", ""
+	if rest, isRunc := strings.CutPrefix(what, "runc of "); isRunc {
+		id, children, _ := strings.Cut(rest, ",")
+		what, args = "runc,"+children, "checkpoint "+id
+	}
 	if strings.HasPrefix(what, "criu") {
 		what, args, _ = strings.Cut(what, ":")
 		dir, err := os.MkdirTemp("", "gpuckpt-criu-")
@@ -149,7 +153,7 @@ func TestWatch(t *testing.T) {
 				}
 				_ = cmd.Wait()
 			})
-			w := startWatch(t.Context(), test.restoring, time.Hour, interval)
+			w := startWatch(t.Context(), "a", test.restoring, time.Hour, interval)
 			wait := 20 * time.Second
 			if test.ended == "" {
 				wait = 2 * dumpLooks * interval
@@ -183,7 +187,7 @@ func TestCutOff(t *testing.T) {
 		"criu failed: type DUMP errno 0 path= /x.log":                                     "",
 	} {
 		failed := errors.New(text)
-		err := StartWatch(t.Context(), false, time.Hour).Stop(failed)
+		err := StartWatch(t.Context(), "a", false, time.Hour).Stop(failed)
 		if !errors.Is(err, failed) || (err.Error() == text) != (means == "") {
 			t.Errorf("%q became %v", text, err)
 		}
@@ -191,43 +195,58 @@ func TestCutOff(t *testing.T) {
 			wantError(t, err, means)
 		}
 	}
-	if err := StartWatch(t.Context(), false, time.Hour).Stop(nil); err != nil {
+	if err := StartWatch(t.Context(), "a", false, time.Hour).Stop(nil); err != nil {
 		t.Error(err)
 	}
 }
 
 // A dump in which nobody does anything is ended, when its time is over: neither CRIU nor what it has
-// started.
+// started. Another container's runc and CRIU are left alone, whether they work or wait.
 func TestWatchIdle(t *testing.T) {
 	failed := errors.New("criu failed")
 	for _, test := range []struct {
-		processes       string
-		restoring, left bool
-	}{{"runc,criu:swrk 3", false, false}, {"runc,criu packs:swrk 3", false, true}, {"runc,criu:swrk 3", true, true}} {
-		cmd := startFake(test.processes, 0)
-		criu := proc.Children(cmd.Process.Pid)
-		t.Cleanup(func() {
-			for _, pid := range append(criu, cmd.Process.Pid) {
-				_ = unix.Kill(pid, unix.SIGKILL)
+		processes, others string
+		restoring, left   bool
+	}{
+		{"runc of a,criu:swrk 3", "runc of b,criu:swrk 3", false, false},
+		{"runc of a,criu:swrk 3", "runc of b,criu packs:swrk 3", false, false},
+		{"runc of a,criu packs:swrk 3", "runc of b,criu:swrk 3", false, true},
+		{"runc of a,criu:swrk 3", "runc of b,criu:swrk 3", true, true},
+	} {
+		start := func(processes string) int {
+			cmd := startFake(processes, 0)
+			criu := proc.Children(cmd.Process.Pid)
+			t.Cleanup(func() {
+				for _, pid := range append(criu, cmd.Process.Pid) {
+					_ = unix.Kill(pid, unix.SIGKILL)
+				}
+				_ = cmd.Wait()
+			})
+			if len(criu) != 1 {
+				t.Fatalf("runc has %v", criu)
 			}
-			_ = cmd.Wait()
-		})
-		if len(criu) != 1 {
-			t.Fatalf("runc has %v", criu)
+			return criu[0]
 		}
+		hasEnded := func(pid int) bool {
+			status, _ := proc.StatusOf(pid)
+			return status.Ended()
+		}
+		criu, other := start(test.processes), start(test.others)
 		// A program at work may wait for a processor for some hundred milliseconds.
-		w := startWatch(t.Context(), test.restoring, 600*time.Millisecond, 20*time.Millisecond)
+		w := startWatch(t.Context(), "a", test.restoring, 600*time.Millisecond, 20*time.Millisecond)
 		ended, wait := false, 10*time.Second
 		if test.left {
 			wait = 2 * time.Second
 		}
 		for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
-			status, _ := proc.StatusOf(criu[0])
-			ended = status.Ended()
+			ended = hasEnded(criu)
 		}
 		err := w.Stop(failed)
 		if ended == test.left || errors.Is(err, ErrHangs) == test.left || !errors.Is(err, failed) {
 			t.Errorf("%+v: ended %t, %v", test, ended, err)
+		}
+		if hasEnded(other) {
+			t.Errorf("%+v: another container's CRIU was ended", test)
 		}
 	}
 }

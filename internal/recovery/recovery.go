@@ -91,6 +91,9 @@ func Recover(ctx context.Context, node config.Node, path string, kill bool) (Rep
 			return r, err
 		}
 	}
+	if rec.Operation == "checkpoint" {
+		r.unlockNetwork(ctx, rec.Bundle, 0) // a pod's outlives the container
+	}
 	if err := r.remove(rec, filepath.Dir(filepath.Dir(path))); err != nil {
 		return r, err
 	}
@@ -177,6 +180,11 @@ func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Recor
 	if err != nil {
 		return err
 	}
+	if rec.Operation == "checkpoint" {
+		r.unlockNetwork(ctx, rec.Bundle, rec.Init.PID)
+		pids, _ := cg.Pids() // of one that has ended there are none
+		criu.EndRepair(pids)
+	}
 	// In the middle of this step the processes were thawed, and the driver says where the state is.
 	saving := rec.Step == "save GPU state"
 	if frozen, err := cg.Frozen(); err != nil || frozen && saving {
@@ -201,6 +209,16 @@ func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Recor
 	}
 	r.did("it runs on without a shim: let it save its work, since containerd will end it when it starts")
 	return nil
+}
+
+// unlockNetwork removes what the CRIU of a checkpoint keeps packets away with. A container goes on without.
+func (r *Report) unlockNetwork(ctx context.Context, bundle string, init int) {
+	switch removed, err := criu.Unlock(ctx, criu.Shim{}, bundle, init); {
+	case err != nil:
+		r.todo("%v", err)
+	case removed:
+		r.did("unlocked its network")
+	}
 }
 
 // unlock unlocks those of the processes that are locked, and returns how many. If their state was being

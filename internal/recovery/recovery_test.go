@@ -6,15 +6,22 @@ package recovery
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
@@ -215,5 +222,47 @@ func TestSweep(t *testing.T) {
 		if _, err := os.Stat(path); (err == nil) != stays {
 			t.Errorf("with %v: %v, want it to stay: %v", init, err, stays)
 		}
+	}
+}
+
+// A pod's network that the CRIU of a checkpoint has locked is unlocked, also when the container has ended.
+func TestNetworkOfDeadShim(t *testing.T) {
+	iptables, err := exec.LookPath("iptables")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skipf("needs root and iptables: %v", err)
+	}
+	pod := exec.Command("sleep", "600")
+	pod.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}
+	if err := pod.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = pod.Process.Kill(); _ = pod.Wait() })
+	network := fmt.Sprintf("/proc/%d/ns/net", pod.Process.Pid)
+	run := func(args ...string) (out []byte, err error) {
+		err = host.InNetwork(network, func() (err error) {
+			out, err = exec.Command(iptables, append([]string{"-w"}, args...)...).CombinedOutput()
+			return err
+		})
+		return out, err
+	}
+	for _, rule := range []string{"-N CRIU", "-A CRIU -j DROP", "-I INPUT -j CRIU", "-I OUTPUT -j CRIU"} {
+		if out, err := run(strings.Fields(rule)...); err != nil {
+			t.Fatalf("%s: %v: %s", rule, err, out)
+		}
+	}
+	bundle := t.TempDir()
+	spec := `{"linux":{"namespaces":[{"type":"network","path":"` + network + `"}]}}`
+	for name, text := range map[string]string{"config.json": spec, criu.SettingsName: "tcp-established\n"} {
+		if err := os.WriteFile(filepath.Join(bundle, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path, node := record(t, func(r *journal.Record) { r.Bundle, r.Init = bundle, dead })
+	report, err := Recover(t.Context(), node, path, false)
+	if err != nil || !slices.Contains(report.Done, "unlocked its network") {
+		t.Errorf("%+v, %v", report, err)
+	}
+	if out, err := run("-S"); err != nil || strings.Contains(string(out), "CRIU") {
+		t.Errorf("left is %s, %v", out, err)
 	}
 }

@@ -17,10 +17,13 @@
 package filelocks
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -148,18 +151,57 @@ func (l Locks) compare(inside map[int]int) error {
 		}
 		known[h] = true
 	}
-	ours := make(map[int]bool)
-	for _, pid := range inside {
-		ours[pid] = true
-	}
-	held, err := proc.Locks(func(h *proc.Lock) bool { return ours[h.PID] && h.Mode != "BREAKING" && !known[*h] })
-	if errors.Is(err, proc.ErrTooMuch) { // others' locks: what the dump lists is there
-		return nil
-	}
-	if err != nil || len(held) == 0 {
+	h, err := unknown(slices.Collect(maps.Values(inside)), func(h *proc.Lock) bool { return h.Mode == "BREAKING" || known[*h] })
+	if err != nil || h == nil {
 		return err
 	}
-	return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(held[0].PID), name(held[0]), mapped(held[0].PID, held[0]), errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("process %s holds a %s on %s, which the dump does not list: %w", proc.Describe(h.PID), name(*h), mapped(h.PID, *h), errdefs.ErrFailedPrecondition)
+}
+
+// unknown returns a lock of processes that is not known; nil where others have more locks than are read.
+// A POSIX lock ends with its process. Any other is an open file's: it stays listed under the number of a
+// process that has ended, which another may have now. Such a lock counts if a process here maps its file,
+// or has a message with files that it has not read.
+func unknown(pids []int, known func(*proc.Lock) bool) (*proc.Lock, error) {
+	ours := make(map[int]bool)
+	for _, pid := range pids {
+		ours[pid] = true
+	}
+	listed, err := proc.Locks(func(h *proc.Lock) bool { return ours[h.PID] && !known(h) })
+	if errors.Is(err, proc.ErrTooMuch) || err == nil && len(listed) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	type file struct {
+		device string
+		inode  uint64
+	}
+	files := make(map[file]*proc.Lock)
+	for i, h := range listed {
+		if h.Kind == kernelKinds[posix] {
+			return &listed[i], nil
+		}
+		files[file{h.Device, h.Inode}] = &listed[i]
+	}
+	for _, pid := range pids {
+		m, found, err := proc.FindMapping(pid, func(m *proc.Mapping) bool { return files[file{m.Device, m.Inode}] != nil })
+		if found {
+			return files[file{m.Device, m.Inode}], nil
+		}
+		sockets, serr := proc.OpenFiles(pid, "socket:[")
+		if err = cmp.Or(err, serr); err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		for fd := range sockets {
+			// Of one that has ended there are none.
+			if sent, _ := proc.FileInfo(pid, fd, "scm_fds: "); len(sent) > 0 && sent[0] != "0" {
+				return &listed[0], nil
+			}
+		}
+	}
+	return nil, nil
 }
 
 // lock is what the kernel and CRIU say alike of a lock that a descriptor has.
@@ -299,10 +341,7 @@ func (f Found) Hidden(list func() ([]int, error)) error {
 	if err != nil && !proc.Ended(err) {
 		return err
 	}
-	ours, known := make(map[int]bool), make(map[proc.Lock]bool)
-	for _, pid := range pids {
-		ours[pid] = true
-	}
+	known := make(map[proc.Lock]bool)
 	for _, files := range f {
 		for _, held := range files {
 			for _, h := range held {
@@ -310,16 +349,12 @@ func (f Found) Hidden(list func() ([]int, error)) error {
 			}
 		}
 	}
-	hidden, err := proc.Locks(func(h *proc.Lock) bool { return ours[h.PID] && !known[*h] })
-	if errors.Is(err, proc.ErrTooMuch) || err == nil && len(hidden) == 0 {
-		return nil
-	}
-	if err != nil {
+	h, err := unknown(pids, func(h *proc.Lock) bool { return known[*h] })
+	if err != nil || h == nil {
 		return err
 	}
-	h := hidden[0]
 	return fmt.Errorf("process %s holds a %s on %s, which it has not open: CRIU cannot dump a lock without an open descriptor: the program must keep the file open, or unmap it: %w",
-		proc.Describe(h.PID), name(h), mapped(h.PID, h), errdefs.ErrFailedPrecondition)
+		proc.Describe(h.PID), name(*h), mapped(h.PID, *h), errdefs.ErrFailedPrecondition)
 }
 
 // Break reports whether a process that opens a file to read it, as CRIU does to find its build ID,

@@ -258,6 +258,61 @@ func TestHidden(t *testing.T) {
 	}
 }
 
+// Nor is one lost that is in a message.
+func TestHiddenInMessage(t *testing.T) {
+	_, fd := file(t)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(unix.Flock(fd, unix.LOCK_EX), unix.Sendmsg(pair[0], []byte{1}, unix.UnixRights(fd), nil, 0))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	if err := (Found)(nil).Hidden(myself); err == nil || !strings.Contains(err.Error(), "holds a write lock (flock)") {
+		t.Errorf("error %v", err)
+	}
+	unix.Close(pair[0])
+	unix.Close(pair[1])
+	if err := (Found)(nil).Hidden(myself); err != nil {
+		t.Error(err)
+	}
+}
+
+// The kernel lists a lock under the number of a process that has ended. Who has the number now has not the
+// lock, unless the file is mapped.
+func TestNumberUsedAgain(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "locked"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	ended := exec.Command("flock", "-n", "3")
+	ended.ExtraFiles = []*os.File{f}
+	if out, err := ended.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	number := ended.Process.Pid
+	if held, err := proc.FileLocks(os.Getpid(), int(f.Fd())); err != nil || len(held) != 1 || held[0].PID != number {
+		t.Fatalf("the file has %v, %v", held, err)
+	}
+	hidden := func() error {
+		return (Found)(nil).Hidden(func() ([]int, error) { return []int{number, os.Getpid()}, nil })
+	}
+	differs := func() error { return Locks(nil).compare(map[int]int{1: number, 2: os.Getpid()}) }
+	if err := errors.Join(hidden(), differs(), f.Truncate(4096)); err != nil {
+		t.Error(err)
+	}
+	mapping, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(mapping) }()
+	if hidden() == nil || differs() == nil {
+		t.Error("the lock of a file that is mapped is nobody's")
+	}
+}
+
 // hold takes locks of a byte each, in files that are closed with the test.
 func hold(t *testing.T, files, each int) (fds []int) {
 	t.Helper()

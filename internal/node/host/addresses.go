@@ -17,7 +17,7 @@ import (
 // Addresses returns the addresses of all interfaces in a network namespace, by its path; "" is the
 // shim's own.
 func Addresses(namespace string) (found []netip.Addr, err error) {
-	err = inNetwork(namespace, func() (err error) {
+	err = InNetwork(namespace, func() (err error) {
 		found, err = addresses()
 		return err
 	})
@@ -27,7 +27,7 @@ func Addresses(namespace string) (found []netip.Addr, err error) {
 // FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the shim's
 // own. CRI sets it in a pod's.
 func FirstPort(namespace string) (first uint32, err error) {
-	err = inNetwork(namespace, func() error {
+	err = InNetwork(namespace, func() error {
 		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start") // of the thread's namespace
 		if err != nil {
 			return err
@@ -39,8 +39,8 @@ func FirstPort(namespace string) (first uint32, err error) {
 	return first, err
 }
 
-// inNetwork calls a function in a network namespace, by its path; "" is the shim's own.
-func inNetwork(namespace string, do func() error) error {
+// InNetwork calls a function in a network namespace, by its path; "" is the shim's own.
+func InNetwork(namespace string, do func() error) error {
 	if namespace == "" {
 		return do()
 	}

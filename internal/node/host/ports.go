@@ -27,7 +27,7 @@ const (
 // without SO_REUSEADDR cannot be bound to meanwhile. One whose other end is still open may stay, and on an
 // error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
-	return inNetwork(namespace, func() error {
+	return InNetwork(namespace, func() error {
 		s, err := openDiag()
 		if err != nil {
 			return err

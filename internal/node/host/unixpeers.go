@@ -24,7 +24,7 @@ const (
 // the socket that listens.
 func UnixPeers(namespace string) (peers map[uint64]uint64, err error) {
 	peers = make(map[uint64]uint64)
-	err = inNetwork(namespace, func() error {
+	err = InNetwork(namespace, func() error {
 		s, err := openDiag()
 		if err != nil {
 			return err
