@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -181,4 +184,64 @@ func TestGuardPages(t *testing.T) {
 			})
 		})
 	}
+}
+
+// restoreAmended ends a container after a checkpoint, and restores it in place by a changed spec.
+func restoreAmended(t *testing.T, k *harness.Container, io cio.Creator, amend func(*specs.Spec)) {
+	t.Helper()
+	dir := t.TempDir()
+	checkpointInto(t, shared, k, dir)
+	ctr(t, shared, "tasks", "delete", "--force", k.ID)
+	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := container.Spec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	amend(spec)
+	if err := container.Update(t.Context(), client.UpdateContainerOpts(client.WithSpec(spec))); err != nil {
+		t.Fatal(err)
+	}
+	task, err := container.NewTask(t.Context(), io, client.WithRestoreImagePath(dir))
+	if err == nil {
+		err = task.Start(t.Context())
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+}
+
+// The node of the restore has files of the kernel that the spec masks and that were not there before, or its
+// spec masks more. They are masked as runc masks them, and stay so.
+func TestMaskedSince(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{CtrFlags: []string{"--cap-drop", "CAP_SYS_ADMIN"}}, "plain")
+	hidden := []string{"/proc/uptime", "/proc/tty", "/sys/kernel/mm"}
+	k.Expect(t, "count", "101")
+	for i, count := range []string{"102", "103"} {
+		restoreAmended(t, k, cio.LogFile(filepath.Join(t.TempDir(), "log")), func(s *specs.Spec) {
+			if i == 0 {
+				s.Linux.MaskedPaths = append(s.Linux.MaskedPaths, hidden...)
+			}
+		})
+		k.Expect(t, "count", count)
+		mountedAt(t, k, hidden)
+		root := fmt.Sprintf("/proc/%d/root", k.MustPid(t))
+		text, err := os.ReadFile(root + hidden[0])
+		entries, derr := os.ReadDir(root + hidden[2])
+		if len(text) > 0 || len(entries) > 0 || err != nil || derr != nil {
+			t.Errorf("not masked: %q, %v, %v, %v", text, entries, err, derr)
+		}
+	}
+}
+
+// A program that has copied its standard output is restored where the client has none.
+func TestCopiedOutput(t *testing.T) {
+	results.Add(t)
+	k := odd(t, harness.RunSpec{}, "copied-output", "/none")
+	answer(t, k)
+	restoreAmended(t, k, cio.NullIO, func(*specs.Spec) {})
+	answer(t, k)
 }

@@ -1227,6 +1227,8 @@ static void no_descriptors(void)
 		;
 }
 
+static void copied_output(void) { must(dup(1)); }
+
 static const struct state {
 	const char *name;
 	void (*make)(void);
@@ -1282,6 +1284,7 @@ static const struct state {
 	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
+	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},
 	{"not-accepted", not_accepted, not_accepted_same},

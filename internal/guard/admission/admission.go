@@ -33,6 +33,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	criuimage "github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // Host answers what a comparison must know of the machine.
@@ -223,11 +224,11 @@ func (a *allowance) confinement(mode criucore.SeccompMode, filter *uint32, threa
 	if a.has(unix.CAP_SYS_NICE) {
 		return nil
 	}
-	if policy := thread.GetSchedPolicy(); policy == unix.SCHED_FIFO || policy == unix.SCHED_RR || policy == unix.SCHED_DEADLINE {
-		return fmt.Errorf("it has a real-time scheduling policy (%d), and the spec no CAP_SYS_NICE", policy)
+	if policy, priority := thread.GetSchedPolicy(), thread.GetSchedPrio(); !bundle.MayRun(a.spec, policy, priority) {
+		return fmt.Errorf("it has a real-time scheduling policy (%d, priority %d), and the spec neither CAP_SYS_NICE nor such an RLIMIT_RTPRIO", policy, priority)
 	}
-	if nice := thread.GetSchedNice(); nice < 0 {
-		return fmt.Errorf("it has the nice value %d, and the spec no CAP_SYS_NICE", nice)
+	if nice := thread.GetSchedNice(); !bundle.MayBeNice(a.spec, nice) {
+		return fmt.Errorf("it has the nice value %d, and the spec neither CAP_SYS_NICE nor such an RLIMIT_NICE", nice)
 	}
 	return nil
 }

@@ -17,11 +17,13 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
+	skpacket "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-packet"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -207,8 +209,13 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 			d.Tasks[0].Threads[0].SeccompMode, d.Tasks[0].Threads[0].SeccompFilter = criucore.SeccompMode_filter.Enum(), new(uint32)
 			d.Seccomp = &seccomp.SeccompEntry{SeccompFilters: []*seccomp.SeccompFilter{{Flags: new(uint32)}}} // not for all threads
 		}, says: "no seccomp filter"},
-		"real time":          {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
+		"real time": {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(1) }, says: "real-time"},
+		"a higher priority": {spec: realTime, dump: func(d *criu.Dump) {
+			d.Tasks[0].Threads[1].SchedPolicy, d.Tasks[0].Threads[1].SchedPrio = proto.Uint32(1), proto.Uint32(51)
+		}, says: "priority 51"},
+		"a deadline":         {spec: realTime, dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(6) }, says: "real-time"},
 		"nice":               {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
+		"nicer":              {spec: realTime, dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-11) }, says: "nice"},
 		"open files":         {dump: func(d *criu.Dump) { *d.Tasks[0].Limits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 1024 to 4096"},
 		"a cgroup elsewhere": {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/other" }, says: "not the container's"},
 		"a cgroup above":     {dump: func(d *criu.Dump) { *d.Cgroups.Sets[0].Ctls[0].Path = "/ns/job/../.." }, says: "not the container's"},
@@ -235,7 +242,7 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 			dump: func(d *criu.Dump) { *mount(d, "/data").Flags = 0 }, says: "mount /data is not ro",
 		},
 		"by another's key": {dump: func(d *criu.Dump) { *mount(d, "/scratch").ExtKey = "/data" }, says: "mount /scratch is what the spec has at /data"},
-		"not masked":       {dump: func(d *criu.Dump) { d.Mounts = append(d.Mounts[:2], d.Mounts[3:]...) }, says: "/proc/interrupts is neither masked"},
+		"not read-only":    {dump: func(d *criu.Dump) { d.Mounts = append(d.Mounts[:3], d.Mounts[4:]...) }, says: "/proc/sys is not read-only"},
 		"masked by itself": {dump: func(d *criu.Dump) { m := mount(d, "/proc/interrupts"); m.ExtKey = nil; *m.Fstype = 1 }, says: "mount /proc/interrupts neither masks"},
 		"writable sysctls": {dump: func(d *criu.Dump) { *mount(d, "/proc/sys").Flags = 0 }, says: "mount /proc/sys neither masks"},
 		"covered": {dump: func(d *criu.Dump) {
@@ -257,6 +264,67 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 		})
+	}
+}
+
+// realTime grants a priority of 50 and a nice value of -10.
+func realTime(s *specs.Spec) {
+	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO", Hard: 50}, specs.POSIXRlimit{Type: "RLIMIT_NICE", Hard: 30})
+}
+
+// What the kernel lets a process do by the limits of its spec is granted.
+func TestLimitsThatGrant(t *testing.T) {
+	spec, dump := specOfTest(), dumpOfTest()
+	realTime(spec)
+	for i, limit := range []uint64{13: 30, 14: 50} {
+		if limit > 0 {
+			dump.Tasks[0].Limits[i] = &rlimit.RlimitEntry{Cur: &limit, Max: &limit}
+		}
+	}
+	first, second := dump.Tasks[0].Threads[0], dump.Tasks[0].Threads[1]
+	first.SchedPolicy, first.SchedPrio, second.SchedNice = proto.Uint32(unix.SCHED_RR), proto.Uint32(50), proto.Int32(-10)
+	if _, err := Check(spec, dump, host); err != nil {
+		t.Error(err)
+	}
+}
+
+// A path that the spec masks may have come after the dump, or during the life of the container: a restore
+// masks it. But then no file may come out of a socket's queue, where no inspection sees it.
+func TestMaskedPathThatIsNew(t *testing.T) {
+	masked, bare := dumpOfTest(), dumpOfTest()
+	bare.Mounts = append(bare.Mounts[:2], bare.Mounts[3:]...)
+	if _, err := Check(specOfTest(), bare, host); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct {
+		dump    *criu.Dump
+		right   uint32
+		refused bool
+	}{{masked, 7, false}, {bare, 7, true}, {bare, 8, false}} {
+		e := EntriesOf(specOfTest(), c.dump, host)
+		if err := e.regular(&regfile.RegFileEntry{Id: new(uint32(7)), Name: new("/dev/core"), MntId: proto.Int32(1)}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.check(&skpacket.SkPacketEntry{Scm: []*skpacket.ScmEntry{{Rights: []uint32{c.right}}}}); (err != nil) != c.refused {
+			t.Errorf("right %d with %d mounts: error %v", c.right, len(c.dump.Mounts), err)
+		}
+	}
+}
+
+// The kernel rounds the size of a tmpfs up to pages, and takes 0 for no bound.
+func TestSizeOfTmpfs(t *testing.T) {
+	for _, c := range []struct {
+		spec, dump string
+		refused    bool
+	}{
+		{"100000", "100k", false}, {"100000", "104k", true}, {"1000000000", "976564k", false}, {"64m", "65536k", false}, {"64m", "65540k", true},
+		{"50%", "8182536k", false}, {"1t", "1073741824k", false}, {"1T", "1073741828k", true}, {"0", "99999999k", false},
+		{"64m", "0k", true}, {"64m", "50%", true}, {"64m", "9999999999t", true}, {"64m", "64m,nr_blocks=99999", true},
+	} {
+		m := &mnt.MntEntry{Fstype: new(uint32(mnt.Fstype_TMPFS)), Options: new("size=" + c.dump)}
+		if err := options(m, &specs.Mount{Options: []string{"nosuid", "size=" + c.spec}}); (err != nil) != c.refused {
+			t.Errorf("%s in the spec, %s in the dump: error %v", c.spec, c.dump, err)
+		}
 	}
 }
 
@@ -374,6 +442,9 @@ func TestMark(t *testing.T) {
 		e := &Entries{allowance: allowanceOf(spec, Host{})}
 		if err := e.socketOptions(&skopts.SkOptsEntry{SoMark: new(uint32(7))}); (err != nil) != refused {
 			t.Errorf("%s: error %v", capability, err)
+		}
+		if err := e.socketOptions(&skopts.SkOptsEntry{SoBoundDev: new("eth0")}); err != nil { // which anybody may do
+			t.Errorf("%s: a device: %v", capability, err)
 		}
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/ns"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	remapfilepath "github.com/checkpoint-restore/go-criu/v8/crit/images/remap-file-path"
+	skpacket "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-packet"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/tty"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -44,11 +45,15 @@ type Entries struct {
 	files  map[uint32]string // names of regular files
 	links  map[string]bool   // symbolic links of tmpfs mounts, by their paths in the container
 	pids   map[string]bool   // processes of the dump, as the container counts
+	open   string            // a path that the spec masks and the dump does not, "" for none
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool)}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), ""}
+	if !e.admin() && host.Direct != nil {
+		e.open = e.bare(spec.Linux.MaskedPaths, d.Mounts)
+	}
 	for _, task := range d.Tasks {
 		e.pids[strconv.FormatUint(uint64(task.PID), 10)] = true
 	}
@@ -108,8 +113,23 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 		return "removed files", ghost(m)
 	case *tty.TtyInfoEntry:
 		return "terminals", e.terminal(m)
+	case *skpacket.SkPacketEntry:
+		return "files", e.onTheirWay(m)
 	}
 	return "", nil
+}
+
+// onTheirWay refuses a file in a socket's queue, which no inspection sees, where CRIU opens files before all
+// is masked.
+func (e *Entries) onTheirWay(p *skpacket.SkPacketEntry) error {
+	for _, scm := range p.GetScm() {
+		for _, id := range scm.GetRights() {
+			if name, ok := e.files[id]; ok && e.open != "" {
+				return fmt.Errorf("%s is on its way through a socket, and %s is not masked in the dump, as the spec has it: have the program receive the file first", name, e.open)
+			}
+		}
+	}
+	return nil
 }
 
 // lsm refuses images of a machine without the security module that the spec relies on: CRIU would

@@ -5,6 +5,7 @@ package admission
 
 import (
 	"fmt"
+	"math"
 	"path"
 	"regexp"
 	"slices"
@@ -113,7 +114,7 @@ func (a *allowance) propagates(at string) bool {
 // fileSystemOptions are the options of file systems that a container makes; what follows "=" is not
 // compared but for size.
 var fileSystemOptions = map[mnt.Fstype][]string{
-	mnt.Fstype_TMPFS:  {"size", "mode", "uid", "gid", "nr_inodes", "nr_blocks", "inode32", "inode64", "huge", "mpol", "noswap"},
+	mnt.Fstype_TMPFS:  {"size", "mode", "uid", "gid", "nr_inodes", "inode32", "inode64", "huge", "mpol", "noswap"},
 	mnt.Fstype_DEVPTS: {"gid", "mode", "ptmxmode", "newinstance", "max", "uid"},
 	mnt.Fstype_PROC:   {"hidepid", "gid", "subset"},
 	mnt.Fstype_MQUEUE: nil,
@@ -133,7 +134,9 @@ func options(m *mnt.MntEntry, spec *specs.Mount) error {
 			continue
 		}
 		for _, has := range spec.Options {
-			if most, ok := strings.CutPrefix(has, "size="); ok && bytesOf(value) > bytesOf(most) {
+			most, limited := strings.CutPrefix(has, "size=")
+			limit, compared := bytesOf(most)
+			if bytes, known := bytesOf(value); limited && compared && (!known || bytes > limit) {
 				return fmt.Errorf("it has %s bytes, and in the spec %s", value, most)
 			}
 		}
@@ -141,26 +144,21 @@ func options(m *mnt.MntEntry, spec *specs.Mount) error {
 	return nil
 }
 
-// bytesOf returns the bytes of a size as tmpfs has it. One that is none, or a part of the memory,
-// is 0.
-func bytesOf(text string) uint64 {
+// bytesOf returns the bytes that a size of a tmpfs comes to: whole pages, and for 0 any number. A part of the
+// memory is none: nodes have more and less of it, and the cgroup bounds what is used.
+func bytesOf(text string) (bytes uint64, ok bool) {
 	shift := 0
 	if n := len(text); n > 0 {
-		switch text[n-1] {
-		case 'k', 'K':
-			shift = 10
-		case 'm', 'M':
-			shift = 20
-		case 'g', 'G':
-			shift = 30
-		}
-		if shift > 0 {
+		if shift = 10 * (1 + strings.IndexByte("kmgtpe", text[n-1]|' ')); shift > 0 {
 			text = text[:n-1]
 		}
 	}
 	bytes, err := strconv.ParseUint(text, 10, 63-shift)
-	if err != nil {
-		return 0
+	switch {
+	case err != nil:
+		return 0, false
+	case bytes == 0:
+		return math.MaxUint64, true
 	}
-	return bytes << shift
+	return (bytes<<shift + pageSize - 1) &^ (pageSize - 1), true
 }

@@ -108,13 +108,24 @@ func (a *allowance) mounts(dumped []*mnt.MntEntry) (notes []string, err error) {
 	if err := layered(dumped); err != nil {
 		return nil, err
 	}
-	for _, p := range slices.Concat(a.spec.Linux.MaskedPaths, a.spec.Linux.ReadonlyPaths) {
-		at := path.Clean("/" + p)
-		if !slices.Contains(paths, at) && (strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")) && a.host.HasFile(at) {
-			return nil, fmt.Errorf("%s is neither masked nor read-only in the dump, as the spec has it", at)
-		}
+	if at := a.bare(a.spec.Linux.ReadonlyPaths, dumped); at != "" {
+		return nil, fmt.Errorf("%s is not read-only in the dump, as the spec has it", at)
 	}
 	return notes, a.mountForm(dumped)
+}
+
+// bare returns the first of a spec's paths that is a file of the kernel and no mount of the dump; "" for
+// none. It may have come later, with a module or another node. A restore masks it before a process runs
+// (devnode), and inspects what the processes have open there.
+func (a *allowance) bare(paths []string, dumped []*mnt.MntEntry) string {
+	for _, p := range paths {
+		at := path.Clean("/" + p)
+		there := slices.ContainsFunc(dumped, func(m *mnt.MntEntry) bool { return path.Clean("/"+m.GetMountpoint()) == at })
+		if !there && (strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/")) && a.host.HasFile(at) {
+			return at
+		}
+	}
+	return ""
 }
 
 // layered refuses mounts that hide others: two at one path, or a mount that is not

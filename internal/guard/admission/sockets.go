@@ -74,17 +74,15 @@ func (e *Entries) firstPort() (uint32, error) {
 	return *e.first, nil
 }
 
-// socketOptions compares options that only some may set (net/core/sock.c).
+// socketOptions compares options that only some may set (net/core/sock.c). Anybody may bind a socket to a
+// device, once (Linux 5.7).
 func (e *Entries) socketOptions(o *skopts.SkOptsEntry) error {
 	admin := e.has(unix.CAP_NET_ADMIN)
-	raw := admin || e.has(unix.CAP_NET_RAW)
 	switch {
 	case o.GetSoPriority() > 6 && !admin:
 		return fmt.Errorf("it has the priority %d, and the spec no CAP_NET_ADMIN", o.GetSoPriority())
-	case o.GetSoMark() != 0 && !raw:
+	case o.GetSoMark() != 0 && !admin && !e.has(unix.CAP_NET_RAW):
 		return fmt.Errorf("it has the mark %d, and the spec no CAP_NET_RAW", o.GetSoMark())
-	case o.GetSoBoundDev() != "" && !raw:
-		return fmt.Errorf("it is bound to the device %q, and the spec has no CAP_NET_RAW", o.GetSoBoundDev())
 	}
 	return nil
 }

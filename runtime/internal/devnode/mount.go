@@ -27,8 +27,9 @@ func openFromRoot(dir string) (int, error) {
 
 // tree is a mount that is not attached anywhere.
 type tree struct {
-	at string // where it is to be
-	fd int
+	at   string // where it is to be
+	fd   int
+	mask bool // whether there must be something
 }
 
 // flagsOf returns the options of a mount of the spec that bar something (mount_setattr(2)).
@@ -42,8 +43,34 @@ func flagsOf(m specs.Mount) (flags uint64) {
 	return flags
 }
 
-// openTree makes a tree of a bind mount of the spec, with its options.
+// Types of mounts that mask a path, where there is one: with /dev/null, and a directory as emptyDirectory.
+const (
+	mask           = "mask"
+	emptyDirectory = "tmpfs"
+)
+
+// emptyTree makes a tree that masks a directory, as runc does.
+func emptyTree(at string) (tree, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return tree{}, fmt.Errorf("mask %s: %w", at, err)
+	}
+	defer unix.Close(fs)
+	fd := -1
+	if err = unix.FsconfigCreate(fs); err == nil {
+		fd, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
+	}
+	if err != nil {
+		return tree{}, fmt.Errorf("mask %s: %w", at, err)
+	}
+	return tree{at, fd, true}, nil
+}
+
+// openTree makes a tree of a bind mount of the spec, with its options, or of a mask.
 func openTree(m specs.Mount) (tree, error) {
+	if m.Type == emptyDirectory {
+		return emptyTree(m.Destination)
+	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return tree{}, fmt.Errorf("mount %s: %w", m.Source, err)
@@ -53,7 +80,7 @@ func openTree(m specs.Mount) (tree, error) {
 		unix.Close(fd)
 		return tree{}, fmt.Errorf("mount %s: %w", m.Source, err)
 	}
-	return tree{path.Clean(m.Destination), fd}, nil
+	return tree{path.Clean(m.Destination), fd, m.Type == mask}, nil
 }
 
 // bar gives the mount at a path the flags that CRIU leaves out: it takes a second mount of the same
@@ -94,7 +121,7 @@ func isMount(fd int) (bool, error) {
 }
 
 // missing returns those of the spec's mounts at whose destinations nothing is mounted in the thread's
-// mount namespace.
+// mount namespace. A mask is only missing where there is something.
 func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
 	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -105,8 +132,16 @@ func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
 		mounted := false
 		at, err := unix.Openat2(root, m.Destination, inRoot())
 		if err == nil {
-			mounted, err = isMount(at)
+			var st unix.Stat_t
+			if mounted, err = isMount(at); err == nil {
+				err = unix.Fstat(at, &st)
+			}
 			unix.Close(at)
+			if m.Type == mask && st.Mode&unix.S_IFMT == unix.S_IFDIR {
+				m.Type = emptyDirectory
+			}
+		} else if m.Type == mask && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR)) {
+			continue
 		}
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return nil, fmt.Errorf("look for mount %s in the container: %w", m.Destination, err)
@@ -127,6 +162,9 @@ func (t tree) mount() error {
 	defer unix.Close(root)
 	target, err := unix.Openat2(root, t.at, inRoot())
 	if errors.Is(err, unix.ENOENT) {
+		if t.mask { // below another one
+			return nil
+		}
 		if err := placeholder(root, t.at); err != nil {
 			return err
 		}

@@ -27,8 +27,8 @@ type Restored struct {
 }
 
 // Fix replaces the GPU nodes that CRIU has restored by those of the spec, mounts the driver's files
-// that the spec mounts and the dump did not have, and gives bind mounts the options of the spec. The processes may run meanwhile. On an
-// error some nodes are replaced and some are not.
+// that the spec mounts and the dump did not have, and gives bind mounts the options of the spec. It masks
+// what the spec masks and the dump did not. On an error some nodes are replaced and some are not.
 func (p *Restored) Fix(pid int) error {
 	if p.Spec == nil {
 		return nil
@@ -69,7 +69,7 @@ func (p *Restored) Fixed() *specs.Spec {
 // barMounts gives the spec's bind mounts the flags that bar something. A container with CAP_SYS_ADMIN
 // may have changed its own.
 func (p *Restored) barMounts(pid int) error {
-	if caps := p.Spec.Process.Capabilities; caps != nil && slices.Contains(caps.Bounding, "CAP_SYS_ADMIN") {
+	if p.admin() {
 		return nil
 	}
 	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
@@ -86,6 +86,11 @@ func (p *Restored) barMounts(pid int) error {
 		}
 		return nil
 	})
+}
+
+// admin reports whether the container could mount what it likes.
+func (p *Restored) admin() bool {
+	return p.Spec.Process.Capabilities != nil && slices.Contains(p.Spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
 }
 
 // Nodes returns the devices that are NVIDIA's, or a GPU's for display.
@@ -141,7 +146,21 @@ func (p *Restored) dropStray(pid int) error {
 	})
 }
 
-// mountMissing mounts the spec's files of the driver that the dump did not have.
+// masks returns mounts on what the spec masks of the kernel's files. A dump lacks some if its node had
+// fewer processors, or a module less. A container with CAP_SYS_ADMIN may have unmounted its own.
+func (p *Restored) masks() (mounts []specs.Mount) {
+	if p.Spec.Linux == nil || p.admin() {
+		return nil
+	}
+	for _, at := range p.Spec.Linux.MaskedPaths {
+		if at = path.Clean("/" + at); strings.HasPrefix(at, "/proc/") || strings.HasPrefix(at, "/sys/") {
+			mounts = append(mounts, specs.Mount{Source: "/dev/null", Destination: at, Type: mask})
+		}
+	}
+	return mounts
+}
+
+// mountMissing mounts the spec's files of the driver that the dump did not have, and masks.
 func (p *Restored) mountMissing(pid int) error {
 	mounts := slices.DeleteFunc(slices.Clone(p.Spec.Mounts), func(m specs.Mount) bool {
 		at := path.Clean(m.Destination)
@@ -152,7 +171,7 @@ func (p *Restored) mountMissing(pid int) error {
 			mounts = append(mounts, specs.Mount{Source: d.Path, Destination: d.Path, Options: []string{"nosuid", "noexec"}})
 		}
 	}
-	if len(mounts) == 0 {
+	if mounts = append(mounts, p.masks()...); len(mounts) == 0 {
 		return nil
 	}
 	// As a rule none is missing. The end of each tree waits for all processors (synchronize_rcu_expedited

@@ -10,7 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -235,5 +237,73 @@ func TestMountInUserNamespace(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// What the spec masks is masked where the dump had nothing to mask, and only there, and once.
+func TestMaskMissing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	runtime.LockOSThread() // whose end would kill the program
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("sh", "-c", "mount --make-rprivate / && mount --bind /dev/zero /proc/version && echo mounted && exec sleep 1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "mounted\n" {
+		t.Fatalf("the namespace is not made: %q, %v", line, err)
+	}
+	pid := cmd.Process.Pid
+	hidden := []string{"/proc/uptime", "/proc/irq", "/sys/kernel/mm"}
+	spec := &specs.Spec{Process: &specs.Process{}, Linux: &specs.Linux{
+		MaskedPaths: append(hidden, "/proc/version", "/proc/none", "/proc/uptime/none", "/proc/irq/default_smp_affinity", "/tmp"),
+	}}
+	mounts := func() (mounts []string) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(string(text), "\n")
+	}
+	before := len(mounts())
+	for range 2 {
+		if err := (&Restored{Spec: spec}).mountMissing(pid); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(mounts()) - before; n != len(hidden) {
+			t.Fatalf("%d mounts more, not %d: %q", n, len(hidden), mounts())
+		}
+	}
+	err = host.InMountNamespace(pid, func() error {
+		text, err := os.ReadFile(hidden[0])
+		for _, dir := range hidden[1:] {
+			entries, derr := os.ReadDir(dir)
+			if len(entries) > 0 {
+				err = errors.Join(err, fmt.Errorf("%s has %v", dir, entries))
+			}
+			err = errors.Join(err, derr)
+			if werr := os.WriteFile(filepath.Join(dir, "x"), nil, 0o600); !errors.Is(werr, unix.EROFS) {
+				err = errors.Join(err, fmt.Errorf("%s can be written to: %w", dir, werr))
+			}
+		}
+		if len(text) > 0 {
+			err = errors.Join(err, fmt.Errorf("%s is %q", hidden[0], text))
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	spec.Process.Capabilities = &specs.LinuxCapabilities{Bounding: []string{"CAP_SYS_ADMIN"}}
+	if more := (&Restored{Spec: spec}).masks(); len(more) > 0 { // it may have unmounted its own
+		t.Errorf("with CAP_SYS_ADMIN it gets %v", more)
 	}
 }

@@ -31,7 +31,7 @@ func (c *checker) places(p *process) error {
 			if c.host.internal[f.mount] || strings.HasPrefix(f.link, "/[aio]") {
 				continue // shared memory without a file
 			}
-			if f.emptyStdio() {
+			if f.hostsNull() {
 				continue
 			}
 			return fmt.Errorf("its %s (%s) is on no mount of the container: it is the host's, or the kernel's, such as a POSIX message queue or memory of memfd_secret, which CRIU cannot dump; close it before a checkpoint", f.name, f.link)
@@ -43,12 +43,11 @@ func (c *checker) places(p *process) error {
 	return nil
 }
 
-// emptyStdio reports whether a file is the host's /dev/null in the place of standard input or
-// output. Runc gives it to a program that was dumped with a pipe there, where the client has none for
-// it. Every container has this device, and nothing can be reached from it.
-func (f file) emptyStdio() bool {
-	stdio := f.name == "file 0" || f.name == "file 1" || f.name == "file 2"
-	return stdio && f.link == "/dev/null" && !f.block && f.device == unix.Mkdev(1, 3)
+// hostsNull reports whether an open file is the host's /dev/null. Runc gives it to a program that was dumped
+// with a pipe as standard input or output, where the client has none for it: in the place of each
+// descriptor of that pipe. Every container has this device, and nothing can be reached from it.
+func (f file) hostsNull() bool {
+	return strings.HasPrefix(f.name, "file ") && f.link == "/dev/null" && !f.block && f.device == unix.Mkdev(1, 3)
 }
 
 // nameless refuses a descriptor of a namespace of the host's that the spec has one for.
@@ -75,21 +74,20 @@ func (c *checker) onMount(f file, on mount) error {
 	if f.device != 0 && !c.grants(f) {
 		return fmt.Errorf("its %s (%s) is the device %d:%d, which the spec does not grant", f.name, f.link, unix.Major(f.device), unix.Minor(f.device))
 	}
-	if c.has(unix.CAP_SYS_ADMIN) || on.kind != "proc" && on.kind != "sysfs" {
+	if c.has(unix.CAP_SYS_ADMIN) || !strings.HasPrefix(f.link, "/proc/") && !strings.HasPrefix(f.link, "/sys/") {
 		return nil
 	}
 	below := func(paths []string) bool {
-		at := path.Join(on.point, strings.TrimPrefix(path.Clean(on.root+"/"), "/"))
 		return slices.ContainsFunc(paths, func(p string) bool {
 			p = path.Clean(p)
-			return at != p && (f.link == p || strings.HasPrefix(f.link, p+"/"))
+			// What is mounted there masks or protects it.
+			return on.point != p && (f.link == p || strings.HasPrefix(f.link, p+"/"))
 		})
 	}
 	switch {
-	case on.point != "/proc" && on.point != "/sys": // a mount that masks or protects a path
 	case below(c.spec.Linux.MaskedPaths):
 		return fmt.Errorf("its %s is %s, which the spec masks", f.name, f.link)
-	case f.writable && below(c.spec.Linux.ReadonlyPaths):
+	case f.writable && (on.point == "/proc" || on.point == "/sys") && below(c.spec.Linux.ReadonlyPaths):
 		return fmt.Errorf("its %s is %s, open for writing, which the spec makes read-only", f.name, f.link)
 	}
 	return nil

@@ -226,8 +226,8 @@ func (c *checker) thread(t thread) error {
 	if want := c.spec.Process.SelinuxLabel; want != "" && t.label != want {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", t.label, want)
 	}
-	if !c.has(unix.CAP_SYS_NICE) && (t.policy == unix.SCHED_FIFO || t.policy == unix.SCHED_RR || t.policy == unix.SCHED_DEADLINE) {
-		return fmt.Errorf("it has a real-time scheduling policy (%d), and the spec no CAP_SYS_NICE", t.policy)
+	if !c.has(unix.CAP_SYS_NICE) && !bundle.MayRun(c.spec, t.policy, t.priority) {
+		return fmt.Errorf("it has a real-time scheduling policy (%d, priority %d), and the spec neither CAP_SYS_NICE nor such an RLIMIT_RTPRIO", t.policy, t.priority)
 	}
 	return nil
 }

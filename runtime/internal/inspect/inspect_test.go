@@ -22,10 +22,13 @@ type fake struct {
 	t    *testing.T
 	dir  string
 	stat map[string]unix.Statx_t // by path below dir
+
+	policy, priority uint32 // of all threads
 }
 
 const (
 	rootMount, procMount, devMount, dataMount, sharedMount = 50, 51, 52, 53, 9
+	settingsMount, maskMount                               = 54, 55
 	statusText                                             = `Name:	worker
 State:	S (sleeping)
 Uid:	1000	1000	1000	1000
@@ -159,7 +162,7 @@ func (f *fake) system() System {
 	}
 	return System{
 		Proc: f.dir, Status: status,
-		Policy: func(int) (uint32, error) { return unix.SCHED_NORMAL, nil },
+		Policy: func(int) (uint32, uint32, error) { return f.policy, f.priority, nil },
 		Mounts: func(pid int) ([]byte, error) {
 			return os.ReadFile(filepath.Join(f.dir, strconv.Itoa(pid), "mountinfo"))
 		},
@@ -223,6 +226,11 @@ func TestCheck(t *testing.T) {
 		{"no_new_privs", func(f *fake, _ *specs.Spec) { f.edit(status, "NoNewPrivs:	1", "NoNewPrivs:	0") }, "no_new_privs"},
 		{"seccomp", func(f *fake, _ *specs.Spec) { f.edit(status, "Seccomp:	2", "Seccomp:	0") }, "no seccomp filter"},
 		{"AppArmor", func(f *fake, _ *specs.Spec) { f.write("101/task/102/attr/current", "unconfined\n") }, `AppArmor profile "unconfined"`},
+		{"real time", func(f *fake, _ *specs.Spec) { f.policy, f.priority = unix.SCHED_FIFO, 1 }, "real-time scheduling policy (1, priority 1)"},
+		{"real time by the spec's limit", func(f *fake, s *specs.Spec) {
+			f.policy, f.priority = unix.SCHED_FIFO, 50
+			s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO", Hard: 50})
+		}, ""},
 		{"limit", func(f *fake, _ *specs.Spec) {
 			f.edit("101/limits", "4096                 files", "1048576              files")
 		}, "RLIMIT_NOFILE is 1048576"},
@@ -285,10 +293,10 @@ func TestCheck(t *testing.T) {
 			f.file("101/fd/0", "/dev/null", 1)
 			f.stat["101/fd/0"] = unix.Statx_t{Mnt_id: 1, Mode: unix.S_IFCHR, Rdev_major: 1, Rdev_minor: 3}
 		}, ""},
-		{"the host's /dev/null elsewhere", func(f *fake, _ *specs.Spec) {
+		{"a copy of what was no standard input", func(f *fake, _ *specs.Spec) {
 			f.file("101/fd/3", "/dev/null", 1)
 			f.stat["101/fd/3"] = unix.Statx_t{Mnt_id: 1, Mode: unix.S_IFCHR, Rdev_major: 1, Rdev_minor: 3}
-		}, "its file 3 (/dev/null) is on no mount"},
+		}, ""},
 		{"a file of the host's as standard input", func(f *fake, _ *specs.Spec) { f.file("101/fd/0", "/dev/null", 1) }, "its file 0 (/dev/null) is on no mount"},
 		{"a disk of the host's as standard input", func(f *fake, _ *specs.Spec) {
 			f.file("101/fd/0", "/dev/null", 1)
@@ -318,6 +326,11 @@ func TestCheck(t *testing.T) {
 		}, "open for writing"},
 		{"setting, read", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/proc/sys/kernel/core_pattern", procMount) }, ""},
 		{"masked", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/proc/kcore", procMount) }, "which the spec masks"},
+		{"masked below a read-only path", func(f *fake, s *specs.Spec) {
+			f.file("101/fd/3", "/proc/sys/hidden/x", settingsMount)
+			s.Linux.MaskedPaths = append(s.Linux.MaskedPaths, "/proc/sys/hidden")
+		}, "which the spec masks"},
+		{"what masks", func(f *fake, _ *specs.Spec) { f.file("101/fd/3", "/proc/kcore", maskMount) }, ""},
 
 		{"mount of the host's root", func(f *fake, _ *specs.Spec) { f.edit("100/mountinfo", "0:62 / /dev", "8:1 / /dev") }, "mount /dev"},
 		{"part of a file system", func(f *fake, _ *specs.Spec) { f.edit("100/mountinfo", "0:61 / /proc", "0:61 /1 /proc") }, "not all of it"},

@@ -28,8 +28,8 @@ type System struct {
 	Proc string
 	// Status returns the status of the file that a path of /proc leads to, without opening it.
 	Status func(path string) (unix.Statx_t, error)
-	// Policy returns the scheduling policy of a thread.
-	Policy func(tid int) (uint32, error)
+	// Policy returns the scheduling policy of a thread, and its real-time priority.
+	Policy func(tid int) (policy, priority uint32, err error)
 	// Mounts returns the mountinfo of the mount namespace of a process. The process's own lacks what is
 	// not below its root.
 	Mounts func(pid int) ([]byte, error)
@@ -68,12 +68,12 @@ func mountsOf(pid int) (text []byte, err error) {
 	})
 }
 
-func policy(tid int) (uint32, error) {
+func policy(tid int) (policy, priority uint32, err error) {
 	attr, err := unix.SchedGetAttr(tid, 0)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
-	return attr.Policy, nil
+	return attr.Policy, attr.Priority, nil
 }
 
 // internalMounts finds the mounts by files on them: of memory, and of huge pages of each size.
@@ -120,7 +120,7 @@ type thread struct {
 	bounding, permitted, effective, inheritable, ambient uint64
 	noNewPrivileges                                      bool
 	seccomp                                              int
-	policy                                               uint32
+	policy, priority                                     uint32
 	label                                                string // AppArmor's or SELinux's
 }
 
@@ -252,7 +252,7 @@ func (s System) readThreads(dir string, p *process) error {
 				*ids = append(*ids, uint32(id))
 			}
 		}
-		if t.policy, err = s.Policy(tid); err != nil {
+		if t.policy, t.priority, err = s.Policy(tid); err != nil {
 			return fmt.Errorf("thread %d: scheduling: %w", tid, err)
 		}
 		if label, err := s.text(dir, "task", name, "attr/current"); err == nil { // else the kernel has no such module
