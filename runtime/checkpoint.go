@@ -128,6 +128,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		} else {
 			err = k.withoutCUDA(ctx)
 		}
+		if k.keeps && !c.ended { // it was to end, and goes on
+			pids, _ := c.pids() // of one that has ended there are none
+			criu.ReleaseConnections(pids)
+		}
 		// A container that the client has paused stays so, and the other end of a connection with it.
 		if try == tries || c.paused || c.ended || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, adapt.ErrUnsent) {
 			return err
@@ -148,6 +152,7 @@ type checkpointing struct {
 	next   gpustate.Next
 	turn   *quota.Memory
 	beside bool // the way back goes beside the last steps
+	keeps  bool // all TCP connections are to be restored open, of dumpStaying
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
@@ -404,11 +409,23 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 			return fmt.Errorf("its own restore would refuse it: %w", err)
 		}
 	}
-	k.dumped = criu.Open(k.images.Path)
-	if err := k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory); err != nil {
+	view, err := k.read()
+	if err != nil {
 		return err
 	}
-	view, err := k.read()
+	if k.keeps, err = (criu.Settings{Bundle: k.c.bundle, View: view}).KeepsConnections(); err != nil {
+		return err
+	}
+	k.dumped = criu.Open(k.images.Path)
+	hold := k.keeps && k.opts.Exit
+	if hold {
+		pids, _ := k.c.pids() // of one that has ended there are none
+		criu.HoldConnections(pids)
+	}
+	err = k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory)
+	if err == nil && hold {
+		err = criu.RestoreReleased(k.dumped.Set)
+	}
 	if err != nil {
 		return err
 	}
@@ -465,20 +482,12 @@ func (k *checkpointing) writeMetadata(ctx context.Context) (uint64, error) {
 
 // stop ends the container. It is frozen until then, so nothing runs in between.
 func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
-	view, err := k.read()
-	if err != nil {
-		return 0, err
-	}
-	keeps, err := criu.Settings{Bundle: k.c.bundle, View: view}.KeepsConnections()
-	if err != nil {
-		return 0, err
-	}
 	prepare := reaper.Reusable
-	if keeps {
+	if k.keeps {
 		prepare = reaper.Quiet
 	}
 	over := prepare(k.c.pids)
-	err = endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
+	err := endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
 	over(err == nil)
 	if err == nil {
 		log.G(ctx).Info("stopped after its checkpoint")
@@ -598,7 +607,7 @@ func (c *container) unlockNetwork(ctx context.Context) {
 		log.G(ctx).Warn("CRIU was killed and had the container's network locked: it is unlocked")
 	}
 	if pids, err := c.pids(); err == nil { // else it has ended
-		criu.EndRepair(pids)
+		criu.ReleaseConnections(pids)
 	}
 }
 

@@ -135,6 +135,18 @@ func TestConnectionsAfterExit(t *testing.T) {
 	}
 	hears("102")
 	hears("103")
+	if _, err := peer.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	file, err := peer.(*net.TCPConn).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	harness.Within(t, "the restored program takes what the peer sends", func() bool {
+		n, err := unix.IoctlGetInt(int(file.Fd()), unix.SIOCOUTQ)
+		return err == nil && n == 0
+	})
 }
 
 // In a network namespace that the client made, as a pod's, the address is another one after a

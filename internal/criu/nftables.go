@@ -5,6 +5,7 @@ package criu
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strings"
 	"syscall"
@@ -77,7 +78,7 @@ func askNetfilter(s int, messages []byte, each func(answer []byte)) error {
 	buffer := make([]byte, 1<<16)
 	for {
 		n, _, err := unix.Recvfrom(s, buffer, 0)
-		if err == unix.EINTR {
+		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err != nil {

@@ -13,11 +13,9 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // unlockTimeout bounds Unlock: iptables waits for others that use it.
@@ -95,17 +93,4 @@ func removeChains(ctx context.Context, r Runner) (removed bool, err error) {
 		err = errors.Join(err, left)
 	}
 	return removed, err
-}
-
-// EndRepair has the TCP connections of processes go on that a CRIU which was killed has left in TCP_REPAIR, in which
-// they send nothing.
-func EndRepair(pids []int) {
-	for _, pid := range pids {
-		_ = proc.EachSocket(pid, func(_, s, protocol int) bool { // on an error it has ended
-			if is, err := unix.GetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR); protocol == unix.IPPROTO_TCP && err == nil && is == unix.TCP_REPAIR_ON {
-				_ = unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, unix.TCP_REPAIR_OFF)
-			}
-			return false
-		})
-	}
 }

@@ -5,7 +5,6 @@ package criu
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,34 +115,4 @@ func TestUnlock(t *testing.T) {
 	})
 	told(t, "network-lock skip\n")
 	unlock(t, false)
-}
-
-// A connection that a killed CRIU has left in TCP_REPAIR sends again.
-func TestEndRepair(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for TCP_REPAIR")
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	file, err := conn.(*net.TCPConn).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	s := int(file.Fd())
-	if err := unix.SetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR, unix.TCP_REPAIR_ON); err != nil {
-		t.Fatal(err)
-	}
-	EndRepair([]int{os.Getpid()})
-	if is, err := unix.GetsockoptInt(s, unix.IPPROTO_TCP, unix.TCP_REPAIR); err != nil || is != 0 {
-		t.Errorf("TCP_REPAIR is %d, error %v", is, err)
-	}
 }

@@ -183,7 +183,7 @@ func (r *Report) letGo(ctx context.Context, node config.Node, rec *journal.Recor
 	if rec.Operation == "checkpoint" {
 		r.unlockNetwork(ctx, rec.Bundle, rec.Init.PID)
 		pids, _ := cg.Pids() // of one that has ended there are none
-		criu.EndRepair(pids)
+		criu.ReleaseConnections(pids)
 	}
 	// In the middle of this step the processes were thawed, and the driver says where the state is.
 	saving := rec.Step == "save GPU state"
