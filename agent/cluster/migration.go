@@ -117,7 +117,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	}
 	fresh, refused := r.newPod(ctx, m, &old, gone)
 	// A pod that ends is checkpointed all the same: a quota counts it until it has ended.
-	if f, ok := errors.AsType[failure](refused); refused != nil && !(ok && f.reason == podRefused && m.Labels[api.EvictedLabel] != "") {
+	if f, ok := errors.AsType[failure](refused); refused != nil && (!ok || f.reason != podRefused || m.Labels[api.EvictedLabel] == "") {
 		return refused
 	}
 	k, err := r.checkpoint(ctx, m)

@@ -83,7 +83,7 @@ func eachConnection(pids []int, do func(s int)) {
 func filterOf(s int) (filter [2]unix.SockFilter, n int) {
 	size := uint32(len(filter)) // in instructions, not bytes
 	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s), unix.SOL_SOCKET, unix.SO_GET_FILTER,
-		uintptr(unsafe.Pointer(&filter)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+		uintptr(unsafe.Pointer(&filter)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 { //nolint:gosec // the kernel writes there
 		return filter, -1
 	}
 	return filter, int(size)
