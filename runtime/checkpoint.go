@@ -128,9 +128,8 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		} else {
 			err = k.withoutCUDA(ctx)
 		}
-		if k.keeps && !c.ended { // it was to end, and goes on
-			pids, _ := c.pids() // of one that has ended there are none
-			criu.ReleaseConnections(pids)
+		if !c.ended {
+			k.release()
 		}
 		// A container that the client has paused stays so, and the other end of a connection with it.
 		if try == tries || c.paused || c.ended || !errors.Is(err, admission.ErrTorn) && !errors.Is(err, adapt.ErrUnsent) {
@@ -153,6 +152,7 @@ type checkpointing struct {
 	turn   *quota.Memory
 	beside bool // the way back goes beside the last steps
 	keeps  bool // all TCP connections are to be restored open, of dumpStaying
+	holds  bool // they take nothing, of dumpStaying
 
 	sealer   *trust.Sealer    // of preflight
 	metadata *images.Metadata // of preflight
@@ -209,6 +209,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	})
 	switch {
 	case err != nil:
+		k.release()
 		return sequence.Join(err, k.images.Leave(ctx))
 	case k.opts.Exit:
 		_, err = k.stop(context.WithoutCancel(ctx))
@@ -399,7 +400,12 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 // dumpStaying has CRIU dump the processes, and refuses what their own restore would not restore. CRIU
 // does not end the container: that comes when the checkpoint is complete on disk. Until then there is
 // a way back.
-func (k *checkpointing) dumpStaying(ctx context.Context) error {
+func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
+	defer func() {
+		if err != nil {
+			k.release()
+		}
+	}()
 	if k.c.pid > 0 {
 		file, err := bundle.Read(k.c.bundle)
 		if err == nil {
@@ -417,13 +423,12 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 		return err
 	}
 	k.dumped = criu.Open(k.images.Path)
-	hold := k.keeps && k.opts.Exit
-	if hold {
+	if k.holds = k.keeps && k.opts.Exit; k.holds {
 		pids, _ := k.c.pids() // of one that has ended there are none
 		criu.HoldConnections(pids)
 	}
 	err = k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory)
-	if err == nil && hold {
+	if err == nil && k.holds {
 		err = criu.RestoreReleased(k.dumped.Set)
 	}
 	if err != nil {
@@ -441,9 +446,20 @@ func (k *checkpointing) dumpStaying(ctx context.Context) error {
 	return names.Removed(ctx, dumped, k.c.pid, k.c.tree)
 }
 
+// release has the connections of a container that was to end, and goes on, take what comes. It is best while
+// the processes stand still: a connection that is on its way between two has the filter for good.
+func (k *checkpointing) release() {
+	if k.holds {
+		k.holds = false
+		pids, _ := k.c.pids() // of one that has ended there are none
+		criu.ReleaseConnections(pids)
+	}
+}
+
 // endWriting ends what dump has begun.
 func (k *checkpointing) endWriting(context.Context) error {
 	k.writer.Close()
+	k.release()
 	return nil
 }
 

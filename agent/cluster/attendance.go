@@ -155,9 +155,10 @@ func (r *attendance) handOver(ctx context.Context, k *api.Checkpoint) (*failure,
 	return nil, r.client.Status().Update(ctx, k)
 }
 
-// after deletes the pod of a Checkpoint that has succeeded, where that is asked for.
+// after deletes the pod of a Checkpoint that has succeeded, where that is asked for. One that is deleted may take
+// its image with it.
 func (r *attendance) after(ctx context.Context, k *api.Checkpoint) error {
-	if k.Status.Phase != api.Succeeded || k.Spec.LeaveRunning == nil || *k.Spec.LeaveRunning {
+	if k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil || k.Spec.LeaveRunning == nil || *k.Spec.LeaveRunning {
 		return nil
 	}
 	var pod corev1.Pod

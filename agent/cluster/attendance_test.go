@@ -249,3 +249,16 @@ func TestAttendanceForTheNode(t *testing.T) {
 		look()
 	}
 }
+
+// The image of a Checkpoint that is deleted may go with it: the pod stays.
+func TestDeletedKeepsItsPod(t *testing.T) {
+	now := metav1.Now()
+	k := newTest(t, running("job", "here"), &api.Checkpoint{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Finalizers: []string{api.ImageFinalizer}, DeletionTimestamp: &now},
+		Spec:       api.Spec{Pod: "job", LeaveRunning: new(false)}, Status: api.Status{Phase: api.Succeeded, PodUID: "12345678-9"},
+	})
+	r := &attendance{cluster: k.cluster, since: make(map[types.UID]wait)}
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil || !k.get("job", &corev1.Pod{}) {
+		t.Errorf("the pod is gone, or %v", err)
+	}
+}

@@ -241,6 +241,9 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 	if !metav1.IsControlledBy(&k, m) {
 		return nil, failed("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
 	}
+	if k.DeletionTimestamp != nil { // its image may go with it
+		return nil, failed("CheckpointFailed", "the Checkpoint %s is deleted", k.Name)
+	}
 	switch k.Status.Phase {
 	case api.Succeeded:
 		return &k, nil

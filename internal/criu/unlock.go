@@ -54,8 +54,10 @@ func Unlock(ctx context.Context, r Runner, dir string, init int) (removed bool, 
 		case LockSkip:
 		case LockNftables:
 			removed, err = removeTables()
-		default:
-			removed, err = removeChains(ctx, r)
+		default: // iptables, unless CRIU was built for nftables
+			if removed, err = removeChains(ctx, r); err == nil && !removed {
+				removed, _ = removeTables() // which the kernel may not have
+			}
 		}
 		return err
 	})

@@ -232,12 +232,11 @@ func TestWatchIdle(t *testing.T) {
 			return status.Ended()
 		}
 		criu, other := start(test.processes), start(test.others)
-		// A program at work may wait for a processor for some hundred milliseconds.
-		w := startWatch(t.Context(), "a", test.restoring, 600*time.Millisecond, 20*time.Millisecond)
-		ended, wait := false, 10*time.Second
-		if test.left {
-			wait = 2 * time.Second
+		ended, idle, wait := false, 600*time.Millisecond, 10*time.Second
+		if test.left { // a program at work may wait for a processor
+			idle, wait = 2*time.Second, 4*time.Second
 		}
+		w := startWatch(t.Context(), "a", test.restoring, idle, 20*time.Millisecond)
 		for began := time.Now(); !ended && time.Since(began) < wait; time.Sleep(time.Millisecond) {
 			ended = hasEnded(criu)
 		}

@@ -220,7 +220,7 @@ func TestNotBelow(t *testing.T) {
 	}
 }
 
-// Processes that were handed one open file share it; those that opened the same path do not.
+// Copies of a descriptor are one file, and each other file is its own.
 func TestCopies(t *testing.T) {
 	files, copies := make(map[int]string), make(map[int][]int)
 	for range 3 {
@@ -255,6 +255,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
+// Processes that were handed one open file share it; those that opened the same path do not.
 func TestSameFile(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {

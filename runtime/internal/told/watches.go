@@ -56,7 +56,7 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 			return err
 		}
 		if t.steps += len(rows) * len(rows); t.steps > mostSteps {
-			return tooMany()
+			return fmt.Errorf("process %s has %d files watched by an epoll, which takes the kernel too long to tell: have it spread them over several: %w", proc.Describe(pid), len(rows), errdefs.ErrFailedPrecondition)
 		}
 		count := make(map[uint32]uint32)
 		line := 0
@@ -126,7 +126,7 @@ func (t *Told) findFile(pid, owner int, s slot, first int) (int, error) {
 }
 
 func tooMany() error {
-	return fmt.Errorf("too many files are watched by epolls, in one or by processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("too many files are watched by epolls of processes that have closed them: close the epolls before a checkpoint: %w", errdefs.ErrFailedPrecondition)
 }
 
 func saveWatches(dir string, all []watch) error {
