@@ -615,7 +615,7 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	return c.noteDifferent(ctx, images, dumped, len(tell.Closed), lacks)
 }
 
-// unlockNetwork gives a container back the network that CRIU keeps from it if it was killed.
+// unlockNetwork removes from the container's network what a CRIU that was killed keeps packets away with.
 func (c *container) unlockNetwork(ctx context.Context) {
 	if removed, err := criu.Unlock(ctx, criu.Shim{}, c.bundle, c.pid); err != nil {
 		log.G(ctx).WithError(err).Error("the container has no network after a dump that failed")

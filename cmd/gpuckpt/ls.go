@@ -28,9 +28,9 @@ func lsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List the checkpoint images in containerd",
-		Long: `List the checkpoint images in containerd, the newest first, or those whose names begin with PREFIX. Of each it shows the container, the
-time, and the size of what it adds to its base image. It also shows the key that signed it, if this node
-trusts that.`,
+		Long: `List the checkpoint images in containerd, the newest first; with PREFIX those whose names begin so.
+Of each it shows the container, the time, and the size of what it adds to its base image. It also
+shows the key that signed it, if this node trusts that.`,
 		Example: `  gpuckpt ls
   gpuckpt ls --namespace k8s.io --json`,
 		Args: cobra.MaximumNArgs(1),

@@ -45,8 +45,8 @@ type Entry struct {
 	Used bool `json:"used"`
 }
 
-// List returns the checkpoint images of a containerd's namespace whose names begin so, the newest first. keys
-// are those that count here. Nothing is verified but signatures, against the manifests that they are of.
+// List returns the checkpoint images of a containerd's namespace whose names begin with prefix, the
+// newest first. keys are those that the node trusts. List verifies signatures alone, against their manifests.
 func List(ctx context.Context, c *client.Client, prefix string, keys []sign.Key) (found []Entry, err error) {
 	containers, err := c.ContainerService().List(ctx)
 	if err != nil {

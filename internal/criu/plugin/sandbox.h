@@ -17,7 +17,8 @@ int sandbox_enter(void);
 bool sandbox_missing(void);
 
 // mounts_read reads what the host's cgroups are mounted with. Once mounts_watch was called, CRIU may change
-// only what it has mounted since. An error, where this library's mount(2) is not CRIU's, leaves CRIU unwatched: see mounts.c.
+// only what it has mounted since. An error, where this library's mount(2) is not CRIU's, leaves CRIU
+// unwatched: see mounts.c.
 int mounts_read(void);
 void mounts_watch(void);
 

@@ -44,8 +44,8 @@ type Choice func(pid, tid int) bool
 func (c Choice) chooses(pid, tid int) bool { return c != nil && c(pid, tid) }
 
 // HoldThreads seizes every thread of the processes, and asks each to stop. It leaves out those in
-// except and those that leave chooses. Those that still chooses do not run in Breathe. HoldThreads looks again
-// until it finds no new thread: frozen processes make none, so the second look is the last. An error holds none.
+// except and those that leave chooses. Breathe runs none that still chooses. HoldThreads looks again until it
+// finds no new thread: frozen processes make none, so the second look is the last. An error holds none.
 func HoldThreads(processes, except []int, leave, still Choice) (*Hold, error) {
 	h := &Hold{end: make(chan struct{}), breath: make(chan breath), seized: make(map[int]*seized)}
 	began := make(chan error)
