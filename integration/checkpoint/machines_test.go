@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -80,9 +81,29 @@ func killedWhileFrozen(t *testing.T, c *harness.Containerd, k *harness.Container
 
 // unified returns the programs with a containerd that sees cgroups of version 2 alone. The kernel has
 // its controllers of version 1 in use, so there is the freezer and no limit.
+//
+// CRIU reads all that lies below a process's cgroups, those of version 1 too. There the containers are
+// in cgroups of their own: below the root, another suite's come and go while CRIU reads.
 func unified(t *testing.T) harness.Bins {
 	t.Helper()
-	return inMounts(t, "mount --make-rprivate / && umount -lR /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup")
+	name := "gpuckpt-unified-" + strconv.Itoa(os.Getpid())
+	t.Cleanup(func() {
+		left, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
+		for _, dir := range left {
+			if err := os.Remove(dir); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return inMounts(t, `for v1 in /sys/fs/cgroup/*/cgroup.clone_children; do
+	d=${v1%/*}
+	mkdir $d/`+name+` || exit
+	for f in cpuset.cpus cpuset.mems; do
+		[ ! -e $d/$f ] || cat $d/$f > $d/`+name+`/$f || exit
+	done
+	echo $$ > $d/`+name+`/cgroup.procs || exit
+done
+mount --make-rprivate / && umount -lR /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup`)
 }
 
 // inMounts returns the programs with a containerd that has a mount namespace of its own, in which a
