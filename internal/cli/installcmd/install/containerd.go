@@ -33,6 +33,10 @@ const (
 	commandLimit = 2 * time.Minute
 )
 
+// criuLink is where containerd's CRI plugin finds the release's CRIU. It refuses each checkpoint while its
+// $PATH has no criu of version 3.16 or newer, whichever the shim uses (CheckForCriu in its cri/server).
+const criuLink = "/usr/local/bin/criu"
+
 // distributions are Kubernetes distributions that generate containerd's configuration: where it is.
 var distributions = []string{"/var/lib/rancher/k3s/agent/etc/containerd", "/var/lib/rancher/rke2/agent/etc/containerd"}
 
@@ -100,6 +104,24 @@ func (o Options) configure(ctx context.Context, c *changes) (file string, err er
 		return o.generated(c, dir)
 	}
 	return o.plain(ctx, c, config)
+}
+
+// offerCRIU makes criuLink, unless the node has a criu, or the release none, or /usr is read-only.
+func (o Options) offerCRIU(c *changes) error {
+	criu := filepath.Join(o.Prefix, "lib", "gpuckpt", "criu", "criu")
+	if _, err := os.Stat(o.at(criu)); err != nil {
+		return nil // no CRIU is built for this architecture
+	}
+	mine := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == criuLink })
+	for _, dir := range filepath.SplitList(searchPath) {
+		if _, err := os.Lstat(o.at(filepath.Join(dir, "criu"))); err == nil && !mine {
+			return nil
+		}
+	}
+	if err := c.link(criuLink, criu); !errors.Is(err, syscall.EROFS) {
+		return err
+	}
+	return nil
 }
 
 // generated configures the containerd of k3s or RKE2, which writes its configuration at each start

@@ -196,6 +196,28 @@ func (c *changes) writeAs(path, text string, mode fs.FileMode) error {
 	return c.change(path, data, []byte(text), mode)
 }
 
+// link makes a symbolic link at a path where nothing is, or a link of the installer's.
+func (c *changes) link(path, to string) error {
+	if now, err := os.Readlink(c.o.at(path)); err == nil && now == to {
+		return nil
+	}
+	if err := c.record.makeDirs(c.o.Root, filepath.Dir(path)); err != nil {
+		return err
+	}
+	if err := os.Remove(c.o.at(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(to, c.o.at(path)); err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == path }) {
+		c.record.Edits = append(c.record.Edits, edit{Path: path, Made: true})
+	}
+	c.before[path] = nil
+	c.result.Changed = append(c.result.Changed, path)
+	return c.o.writeRecord(c.record)
+}
+
 // insert puts text into a file at an offset.
 func (c *changes) insert(path string, at int, text string) error {
 	st, err := os.Stat(c.o.at(path))
@@ -246,24 +268,33 @@ func (c *changes) undo() error {
 	for len(c.record.Edits) > 0 {
 		last := len(c.record.Edits) - 1
 		e := c.record.Edits[last]
-		data, err := os.ReadFile(c.o.at(e.Path))
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			err = nil
-		case err != nil:
-		case e.Made:
-			err = os.Remove(c.o.at(e.Path))
-		case strings.Contains(string(data), e.Added):
-			var st fs.FileInfo
-			if st, err = os.Stat(c.o.at(e.Path)); err == nil {
-				err = replaceFile(c.o.at(e.Path), []byte(strings.Replace(string(data), e.Added, "", 1)), st.Mode().Perm())
-			}
-		}
-		if err != nil {
+		if err := c.takeBack(e); err != nil {
 			return err
 		}
 		c.record.Edits = c.record.Edits[:last]
 		c.result.Changed = append(c.result.Changed, e.Path)
 	}
 	return nil
+}
+
+func (c *changes) takeBack(e edit) error {
+	path := c.o.at(e.Path)
+	if e.Made { // perhaps a link, which leads on in the node's root only
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !strings.Contains(string(data), e.Added) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	return replaceFile(path, []byte(strings.Replace(string(data), e.Added, "", 1)), st.Mode().Perm())
 }

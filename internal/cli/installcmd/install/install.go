@@ -129,6 +129,11 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 		}
 	}
 	result.Restart = len(result.Changed) > before
+	if !o.WithoutContainerd {
+		if err := o.offerCRIU(changes); err != nil {
+			return result, err
+		}
+	}
 	if err := o.writeFeatures(ctx, changes); err != nil {
 		return result, err
 	}

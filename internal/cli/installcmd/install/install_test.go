@@ -209,6 +209,9 @@ func TestGenerated(t *testing.T) {
 					t.Errorf("no %q in %s, %v", word, data, err)
 				}
 			}
+			if link, err := os.Readlink(filepath.Join(root, criuLink)); err != nil || link != "/opt/gpuckpt/lib/gpuckpt/criu/criu" {
+				t.Errorf("CRI finds criu at %q, %v", link, err)
+			}
 			if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 0 || r.Restart {
 				t.Errorf("a second time: %+v, %v", r, err)
 			}
@@ -217,6 +220,19 @@ func TestGenerated(t *testing.T) {
 			}
 			same(t, "removed", tree(t, root), before)
 		})
+	}
+}
+
+// A node that has a criu keeps it.
+func TestOthersCRIU(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, "usr/sbin/criu"), "the distribution's", 0o755)
+	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
+	if _, err := Install(t.Context(), Options{Root: root, Source: release(t, "1"), Prefix: "/opt/gpuckpt"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(filepath.Join(root, criuLink)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("there is a second one: %v", err)
 	}
 }
 
