@@ -34,7 +34,6 @@ var Others = []Elsewhere{
 	{Document: "kubernetes.md", Section: "From nothing to a restored pod in ten commands", Test: "integration/kubernetes/documented_test.go:TestDocument"},
 	{Document: "kubernetes.md", Section: "Nodes by a DaemonSet", Lines: `^kubectl `, Test: "integration/kubernetes/daemonset_test.go:TestDaemonSet"},
 	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^kubectl `, Test: "integration/kubernetes/objects_test.go:TestObjects"},
-	{Document: "kubernetes.md", Section: "Checkpoints as objects", Lines: `^go install `, Reason: "it fetches what make agent builds, which TestObjects runs"},
 	{Document: "security.md", Section: "Keys in a cluster", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "objects.md", Section: "Move a pod", Test: "integration/kubernetes/objects_test.go:TestObjects"},
 	{Document: "objects.md", Section: "Scale out from a checkpoint|A Job that is preempted", Test: "integration/kubernetes/objects_test.go:TestObjects"},

@@ -25,7 +25,7 @@ type release struct {
 	time    time.Time
 	arches  []string // by Go's names
 	source  string   // the root of the repository
-	built   string   // a directory with a tree for each architecture, and demo-ARCH
+	built   string   // a directory with a tree for each architecture, agent-ARCH, demo-amd64, kubectl/OS-ARCH
 	out     string
 }
 
@@ -57,17 +57,21 @@ func (r release) make(key string) (err error) {
 	defer os.RemoveAll(r.out)
 	var images []nodeImage
 	var parts []part
-	for _, arch := range r.arches {
-		t, err := readTree(filepath.Join(r.built, arch))
+	read := func(name, licences string) (tree, error) {
+		t, err := readTree(filepath.Join(r.built, name))
 		if err != nil {
-			return err
+			return nil, err
 		}
-		found, licences, err := r.parts(t)
-		if err != nil {
-			return err
-		}
+		found, texts, err := r.parts(t)
 		parts = append(parts, found...)
-		t.add("share/doc/gpuckpt", licences)
+		t.add(licences, texts)
+		return t, err
+	}
+	for _, arch := range r.arches {
+		t, err := read(arch, "share/doc/gpuckpt")
+		if err != nil {
+			return err
+		}
 		name := fmt.Sprintf("gpuckpt-%s-linux-%s", r.version, arch)
 		if err := r.archive(filepath.Join(r.out, name+".tar.gz"), name, t); err != nil {
 			return err
@@ -75,37 +79,40 @@ func (r release) make(key string) (err error) {
 		if err := r.packages("gpuckpt", arch, t); err != nil {
 			return err
 		}
-		agent, err := readTree(filepath.Join(r.built, "agent-"+arch))
+		agent, err := read("agent-"+arch, "agent/licences")
 		if err != nil {
 			return err
 		}
-		if found, licences, err = r.parts(agent); err != nil {
-			return err
-		}
-		parts = append(parts, found...)
-		agent.add("agent/licences", licences)
 		image, err := r.image(arch, append(slices.Clone(t), agent...))
 		if err != nil {
 			return err
 		}
 		images = append(images, image)
 	}
-	demo, err := readTree(filepath.Join(r.built, "demo-amd64"))
+	demo, err := read("demo-amd64", "share/doc/gpuckpt-demo")
 	if err != nil {
 		return err
 	}
-	found, licences, err := r.parts(demo)
-	if err != nil {
-		return err
-	}
-	parts = append(parts, found...)
-	demo.add("share/doc/gpuckpt-demo", licences)
 	name := fmt.Sprintf("gpuckpt-demo-%s-linux-amd64", r.version)
 	if err := r.archive(filepath.Join(r.out, name+".tar.gz"), name, demo); err != nil {
 		return err
 	}
 	if err := r.packages("gpuckpt-demo", "amd64", demo); err != nil {
 		return err
+	}
+	plugins, err := os.ReadDir(filepath.Join(r.built, "kubectl"))
+	if err != nil {
+		return err
+	}
+	for _, platform := range plugins {
+		plugin, err := read(filepath.Join("kubectl", platform.Name()), "licences")
+		if err != nil {
+			return err
+		}
+		name := fmt.Sprintf("kubectl-gpuckpt-%s-%s", r.version, platform.Name())
+		if err := r.archive(filepath.Join(r.out, name+".tar.gz"), name, plugin); err != nil {
+			return err
+		}
 	}
 	if err := r.layout(images); err != nil {
 		return err

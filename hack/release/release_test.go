@@ -25,7 +25,7 @@ func built(t *testing.T, age time.Duration) string {
 	}
 	for name, data := range map[string][]byte{
 		"amd64/bin/gpuckpt": self, "amd64/lib/gpuckpt/criu/PARTS": []byte("criu 4.2.1 pkg:github/checkpoint-restore/criu@v4.2.1\n"),
-		"arm64/bin/gpuckpt": []byte("arm64"), "agent-amd64/agent/gpuckpt-agent": self, "agent-arm64/agent/gpuckpt-agent": []byte("arm64"), "demo-amd64/lib/gpuckpt/demo/demo": []byte("demo"), "sources/criu.tar": []byte("source"),
+		"arm64/bin/gpuckpt": []byte("arm64"), "agent-amd64/agent/gpuckpt-agent": self, "agent-arm64/agent/gpuckpt-agent": []byte("arm64"), "demo-amd64/lib/gpuckpt/demo/demo": []byte("demo"), "kubectl/windows-amd64/kubectl-gpuckpt.exe": self, "sources/criu.tar": []byte("source"),
 	} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -69,7 +69,7 @@ func TestRelease(t *testing.T) {
 		}
 		trees = append(trees, made)
 	}
-	if len(trees[0]) < 13 || len(trees[1]) != len(trees[0])+1 {
+	if len(trees[0]) < 14 || len(trees[1]) != len(trees[0])+1 {
 		t.Fatalf("%d files, and %d with a signature", len(trees[0]), len(trees[1]))
 	}
 	second := map[string][]byte{}
