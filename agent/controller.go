@@ -36,6 +36,8 @@ const (
 	handover, look = 2 * time.Minute, 200 * time.Millisecond
 	// restarts is how often an agent goes on with what another one has left: it may be what ends them.
 	restarts = 3
+	// percentEvery is how often a Checkpoint says how far its push is, and tellLimit how long that may take.
+	percentEvery, tellLimit = 5 * time.Second, 10 * time.Second
 )
 
 // patience is how an API server is asked again that does not answer. After three minutes it is over.
@@ -246,12 +248,31 @@ func (c *controller) checkpointed(ctx context.Context, pod types.UID, bytes int6
 	_ = c.client.Status().Update(ctx, &k)
 }
 
+// pushing returns what notes how far the push of a Checkpoint is, as checkpointed does.
+func (c *controller) pushing(ctx context.Context, k *api.Checkpoint) func(done, total uint64) {
+	key, told := client.ObjectKeyFromObject(k), c.now()
+	return func(done, total uint64) {
+		var k api.Checkpoint
+		if total == 0 || c.now().Sub(told) < percentEvery {
+			return
+		}
+		told = c.now()
+		ctx, cancel := context.WithTimeout(ctx, tellLimit) // nobody reads meanwhile what is said next
+		defer cancel()
+		if c.direct.Get(ctx, key, &k) != nil || k.Status.Phase != api.Running || k.Status.Stage != api.Pushing {
+			return
+		}
+		k.Status.Percent = int32(min(done, total) * 100 / total)
+		_ = c.client.Status().Update(ctx, &k)
+	}
+}
+
 // push takes the images, unless they are made, and pushes them. On the node they have names of ours: a
 // name that the author of an object chose may be that of another's image.
 func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.PrivateKey, pod *corev1.Pod, made []node.Captured) ([]node.Captured, error) {
 	w := node.Wanted{
 		Namespace: k.Namespace, Pod: k.Spec.Pod, Image: images(k) + strconv.Itoa(len(made)), Target: k.Spec.Repository + ":" + cmp.Or(k.Spec.Tag, k.Name),
-		Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second,
+		Limit: time.Duration(k.Spec.TimeoutSeconds) * time.Second, Progress: c.pushing(ctx, k),
 	}
 	tired := ""
 	if k.DeletionTimestamp != nil {

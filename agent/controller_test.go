@@ -448,17 +448,25 @@ func TestStages(t *testing.T) {
 	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Node: "here", PodUID: "1"}}
 	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
 	var seen []string
+	now := time.Now()
 	look := func() error {
 		err := cluster.Get(t.Context(), client.ObjectKeyFromObject(k), k)
-		seen = append(seen, fmt.Sprint(k.Status.Stage, k.Status.Bytes))
+		seen = append(seen, fmt.Sprint(k.Status.Stage, k.Status.Bytes, " ", k.Status.Percent))
 		return err
 	}
-	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now}
+	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: func() time.Time { return now }}
 	r.work = busybody{&diary{}, func() error {
 		err := look()
 		r.checkpointed(t.Context(), "another", 5)
 		err = errors.Join(err, look())
+		far := r.pushing(t.Context(), k)
+		now = now.Add(percentEvery)
+		far(1, 3) // of what is made before all is
 		r.checkpointed(t.Context(), "1", 5)
+		err = errors.Join(err, look())
+		far(1, 3) // at once
+		now = now.Add(percentEvery)
+		far(2, 3)
 		return errors.Join(err, look())
 	}}
 	_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)})
@@ -469,7 +477,7 @@ func TestStages(t *testing.T) {
 	if err := look(); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"Checkpointing0", "Checkpointing0", "Pushing5", "2", "2"}; !slices.Equal(seen, want) {
+	if want := []string{"Checkpointing0 0", "Checkpointing0 0", "Pushing5 0", "Pushing5 66", "2 0", "2 0"}; !slices.Equal(seen, want) {
 		t.Errorf("seen were %q, want %q", seen, want)
 	}
 }

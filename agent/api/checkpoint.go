@@ -97,6 +97,8 @@ type Status struct {
 	Phase Phase `json:"phase,omitempty"`
 	// Stage is what is being done, while the phase is Running: Checkpointing or Pushing.
 	Stage string `json:"stage,omitempty"`
+	// Percent is how much of what is made is in the registry, while the stage is Pushing.
+	Percent int32 `json:"percent,omitempty"`
 	// Node is the pod's node, and PodUID the pod: another one of its name is not touched. The controller
 	// writes both, and no agent may change them.
 	Node   string    `json:"node,omitempty"`

@@ -130,7 +130,7 @@ func stage(k *api.Checkpoint) string {
 	if k.Status.Bytes == 0 || k.Status.Stage == "" {
 		return k.Status.Stage
 	}
-	return fmt.Sprintf("%s, %s checkpointed", k.Status.Stage, size(k.Status.Bytes))
+	return fmt.Sprintf("%s, %s checkpointed, %d %% pushed", k.Status.Stage, size(k.Status.Bytes), k.Status.Percent)
 }
 
 // restore prints a pod that continues from a Checkpoint.

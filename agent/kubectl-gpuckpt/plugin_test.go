@@ -160,7 +160,7 @@ func TestWait(t *testing.T) {
 		return err
 	}})
 	out, errs, err := u.runs("checkpoint", "trainer", "--name", "k", "--wait")
-	if want := "Waiting: NoAgent: no agent works\nCheckpointing\nPushing, 5.0 GiB checkpointed\n"; err != nil || errs != want || !strings.HasSuffix(out, "\nComplete\n") {
+	if want := "Waiting: NoAgent: no agent works\nCheckpointing\nPushing, 5.0 GiB checkpointed, 0 % pushed\n"; err != nil || errs != want || !strings.HasSuffix(out, "\nComplete\n") {
 		t.Errorf("it prints %q and says %q, want %q: %v", out, errs, want, err)
 	}
 	at = 0

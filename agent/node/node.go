@@ -75,6 +75,8 @@ type Wanted struct {
 	Credentials []byte
 	// Limit bounds the checkpoint; 0 is an hour.
 	Limit time.Duration
+	// Progress is told, about each second, how many bytes are in the registry, of how many that are known.
+	Progress func(done, total uint64)
 }
 
 // Checkpoint makes images of containers of a pod, in one cut, and pushes them while they are made. The
@@ -85,7 +87,7 @@ func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
 	defer cancel()
 	var made struct{ Containers []Captured }
 	args := append([]string{"checkpoint", "--pod", w.Namespace + "/" + w.Pod, "--image", w.Image, "--push", w.Target, "--leave-running"}, w.Containers...)
-	if err := n.gpuckpt(bound, w.Credentials, &made, n.registry(args)...); err != nil && made.Containers == nil {
+	if err := n.gpuckpt(bound, w.Credentials, w.Progress, &made, n.registry(args)...); err != nil && made.Containers == nil {
 		return nil, err
 	}
 	if bound.Err() == nil {
@@ -103,7 +105,7 @@ func (n Node) Push(ctx context.Context, w Wanted, made []Captured) {
 		if m.Push != nil {
 			continue
 		}
-		pushed, err := n.push(ctx, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image), w.Credentials)
+		pushed, err := n.push(ctx, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image), w)
 		if m.Push, m.PushError = pushed, ""; err != nil {
 			m.PushError = err.Error()
 		}
@@ -116,7 +118,7 @@ func (n Node) Taken(ctx context.Context, prefix string) (taken []Captured, err e
 		Captured
 		Container string
 	}
-	if err := n.gpuckpt(ctx, nil, &all, "ls", prefix); err != nil {
+	if err := n.gpuckpt(ctx, nil, nil, &all, "ls", prefix); err != nil {
 		return nil, err
 	}
 	for _, m := range all {
@@ -127,11 +129,11 @@ func (n Node) Taken(ctx context.Context, prefix string) (taken []Captured, err e
 }
 
 // push pushes an image that is in containerd. What is returned is nil on an error.
-func (n Node) push(ctx context.Context, image, target string, credentials []byte) (*Pushed, error) {
+func (n Node) push(ctx context.Context, image, target string, w Wanted) (*Pushed, error) {
 	ctx, cancel := context.WithTimeout(ctx, longest)
 	defer cancel()
 	var pushed Pushed
-	if err := n.gpuckpt(ctx, credentials, &pushed, n.registry([]string{"image", "push", "containerd:" + image, target})...); err != nil {
+	if err := n.gpuckpt(ctx, w.Credentials, w.Progress, &pushed, n.registry([]string{"image", "push", "containerd:" + image, target})...); err != nil {
 		return nil, err
 	}
 	return &pushed, nil
@@ -147,17 +149,17 @@ func (n Node) registry(args []string) []string {
 
 // Discard removes an image from the node's containerd.
 func (n Node) Discard(ctx context.Context, image string) error {
-	return n.gpuckpt(ctx, nil, nil, "rm", image)
+	return n.gpuckpt(ctx, nil, nil, nil, "rm", image)
 }
 
 // Recover resumes what checkpoints that were killed with their agent have left paused.
 func (n Node) Recover(ctx context.Context) error {
-	return n.gpuckpt(ctx, nil, nil, "recover")
+	return n.gpuckpt(ctx, nil, nil, nil, "recover")
 }
 
 // gpuckpt runs the node's gpuckpt in the node's root. One that has failed at a part prints its answer
 // all the same. Of the node's own credentials for registries it has none.
-func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args ...string) error {
+func (n Node) gpuckpt(ctx context.Context, credentials []byte, progress func(done, total uint64), answer any, args ...string) error {
 	cmd, err := n.command(ctx, append(args, "--json", "--address", n.Containerd, "--namespace", "k8s.io")...)
 	if err != nil {
 		return err
@@ -170,15 +172,17 @@ func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args 
 		defer file.Close()
 		cmd.ExtraFiles, cmd.Env = []*os.File{file}, append(cmd.Env, "REGISTRY_AUTH_FILE=/proc/self/fd/3")
 	}
-	var out, errs bytes.Buffer
+	var out bytes.Buffer
+	errs := reader{progress: progress, far: map[string]line{}}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err = cmd.Run()
+	errs.rest.Write(errs.part)
 	if err != nil {
 		var said struct{ Error string }
-		if json.Unmarshal(errs.Bytes(), &said) == nil && said.Error != "" {
+		if json.Unmarshal(errs.rest.Bytes(), &said) == nil && said.Error != "" {
 			err = errors.New(said.Error)
 		} else {
-			err = fmt.Errorf("gpuckpt %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.Bytes()))
+			err = fmt.Errorf("gpuckpt %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.rest.Bytes()))
 		}
 	}
 	if answer == nil || err != nil && out.Len() == 0 {
@@ -188,6 +192,49 @@ func (n Node) gpuckpt(ctx context.Context, credentials []byte, answer any, args 
 		return errors.Join(err, fmt.Errorf("gpuckpt %s printed %q: %w", strings.Join(args, " "), out.Bytes(), jerr))
 	}
 	return err
+}
+
+// line is what gpuckpt says of a step on standard error (internal/cli/progress).
+type line struct {
+	Step        string
+	Done, Total uint64
+}
+
+// reader takes what gpuckpt says on standard error, a line at a time.
+type reader struct {
+	progress func(done, total uint64) // may be nil
+	part     []byte                   // of a line
+	far      map[string]line          // the pushes, by step
+	rest     bytes.Buffer             // what is no progress
+}
+
+func (r *reader) Write(p []byte) (int, error) {
+	r.part = append(r.part, p...)
+	for {
+		end := bytes.IndexByte(r.part, '\n')
+		if end < 0 {
+			return len(p), nil
+		}
+		r.take(r.part[:end+1])
+		r.part = r.part[end+1:]
+	}
+}
+
+func (r *reader) take(text []byte) {
+	var now line
+	if json.Unmarshal(text, &now) != nil || now.Step == "" {
+		r.rest.Write(text)
+		return
+	}
+	if r.progress == nil || !strings.HasSuffix(now.Step, "push") {
+		return
+	}
+	r.far[now.Step] = now
+	var all line
+	for _, step := range r.far {
+		all.Done, all.Total = all.Done+step.Done, all.Total+step.Total
+	}
+	r.progress(all.Done, all.Total)
 }
 
 // command returns a command of the node's gpuckpt.

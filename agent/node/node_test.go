@@ -5,6 +5,7 @@ package node
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,10 +35,15 @@ func TestCheckpoint(t *testing.T) {
 	said := filepath.Join(t.TempDir(), "said")
 	n := standIn(t, `{ echo "$ALL"; echo "HOME=$HOME DOCKER_CONFIG=$DOCKER_CONFIG"; cat "$REGISTRY_AUTH_FILE"; echo; readlink "$REGISTRY_AUTH_FILE"; } >`+said+`
 echo '{"containers": [{"name": "a", "image": "ours:1-a", "bytes": 5, "gpuBytes": 3, "pausedSeconds": 0.5, "push": {"image": "r.test/job:k-a", "digest": "sha256:1", "movedBytes": 4, "seconds": 2}}, {"name": "b", "image": "ours:1-b", "pushError": "no route"}]}'
-echo '{"error": "no route"}' >&2
+for l in '{"step":"dump","done":9}' '{"step":"a push","done":1,"total":4}' '{"step":"b push","done":1,"total":6}' '{"step":"a push","done":4,"total":4}' '{"error": "no route"}'; do echo "$l" >&2; done
 exit 1
 `)
-	made, err := n.Checkpoint(t.Context(), wanted)
+	w, far := wanted, ""
+	w.Progress = func(done, total uint64) { far += fmt.Sprintf(" %d/%d", done, total) }
+	made, err := n.Checkpoint(t.Context(), w)
+	if far != " 1/4 2/10 5/10" {
+		t.Errorf("the pushes were at%s", far)
+	}
 	if err != nil || len(made) != 2 || made[0].Push == nil || *made[0].Push != (Pushed{"r.test/job:k-a", "sha256:1", 4, 2}) || made[0].GPUBytes != 3 || made[1].Push != nil || made[1].PushError != "no route" {
 		t.Errorf("%+v, %v", made, err)
 	}
@@ -88,7 +94,7 @@ checkpoint*)
 esac
 `)
 	w := wanted
-	w.Limit = 500 * time.Millisecond
+	w.Limit = 3 * time.Second // in which the script is to begin
 	made, err := n.Checkpoint(t.Context(), w)
 	if err != nil || len(made) != 2 || made[0].Push == nil || made[0].Push.Digest != "sha256:1" || made[0].PushError != "" ||
 		made[1].Push != nil || !strings.HasPrefix(made[1].PushError, "image push containerd:ours:1-b r.test/job:k-b") {

@@ -41,7 +41,7 @@ type daemon struct {
 // flags adds the flags of commands that talk to containerd and tell how far they are.
 func (d *daemon) flags(c *cobra.Command) {
 	d.addressFlags(c)
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and no progress")
+	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and progress as lines of JSON on standard error")
 	c.Flags().BoolVarP(&d.quiet, "quiet", "q", false, "no progress")
 }
 
@@ -70,7 +70,7 @@ func (d *daemon) run(cmd *cobra.Command, do work) (err error) {
 		}
 		return c, err
 	}
-	shown := progress.New(d.json || d.quiet)
+	shown := progress.New(d.quiet, d.json)
 	answer, words, err := do(namespaces.WithNamespace(cmd.Context(), d.namespace), dial, shown.Show)
 	shown.Wait()
 	if err != nil {

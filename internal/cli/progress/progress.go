@@ -5,6 +5,7 @@
 package progress
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -20,12 +21,16 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
-// plainEvery is how often a line says how far a step is, where there is no terminal.
-const plainEvery = 10 * time.Second
+// How often a line says how far a step is, where there is no terminal: for people, and for programs.
+const (
+	plainEvery = 10 * time.Second
+	jsonEvery  = time.Second
+)
 
 // Progress shows how far the steps of a command are: bars on a terminal, lines elsewhere.
 type Progress struct {
 	out   io.Writer
+	lines *json.Encoder // nil for people
 	bars  *mpb.Progress // nil without a terminal
 	mu    sync.Mutex
 	steps map[string]*step // those that have not ended
@@ -36,12 +41,21 @@ type step struct {
 	bar         *mpb.Bar
 }
 
+// Line is how far a step is, as a line of JSON.
+type Line struct {
+	Step  string `json:"step"`
+	Done  uint64 `json:"done"`            // bytes
+	Total uint64 `json:"total,omitempty"` // while it is known
+}
+
 // New shows on standard error, or nowhere if quiet.
-func New(quiet bool) *Progress {
+func New(quiet, asJSON bool) *Progress {
 	p := &Progress{out: visible.Writer(os.Stderr), steps: make(map[string]*step)}
 	switch {
 	case quiet:
 		p.out = io.Discard
+	case asJSON:
+		p.lines = json.NewEncoder(os.Stderr)
 	case term.IsTerminal(int(os.Stderr.Fd())):
 		p.bars = mpb.New(mpb.WithOutput(os.Stderr), mpb.WithRefreshRate(150*time.Millisecond))
 		p.out = visible.Writer(p.bars)
@@ -84,6 +98,11 @@ func (p *Progress) Show(now images.Step) {
 		delete(p.steps, now.Name)
 	}
 	switch {
+	case p.lines != nil:
+		if !now.Ended && time.Since(s.told) >= jsonEvery {
+			s.told = time.Now()
+			_ = p.lines.Encode(Line{now.Name, now.Done, now.Total})
+		}
 	case now.Note != "" && !now.Ended:
 		fmt.Fprintf(p.out, "%s: %s\n", now.Name, now.Note)
 	case s.bar != nil && now.Ended:
