@@ -66,7 +66,7 @@ func TestSoftCheckpointLostMidway(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dev := devices(t, 2)
 			h := softHelper(t, dev, nil)
-			slow := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=1500"}, "counter")
+			slow := start(t, dev, []string{"SOFTCUDA_CHECKPOINT_DELAY_MS=4000"}, "counter")
 			quick := start(t, dev, nil, "counter", "--gpu", "1")
 			slow.counts(101)
 			quick.counts(101)

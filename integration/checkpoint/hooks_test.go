@@ -105,7 +105,7 @@ func TestHookRefuses(t *testing.T) {
 	}{
 		{"status", map[string]string{beforeCheckpoint: "gpuwork exit 3"}, []string{"hook before-checkpoint", `"gpuwork exit 3"`, "status 3"}},
 		{"no such program", map[string]string{beforeCheckpoint: `["nothing","there"]`}, []string{"hook before-checkpoint", "nothing"}},
-		{"late", map[string]string{beforeCheckpoint: "gpuwork sleep", hookTimeout: "300ms"}, []string{"longer than 300ms"}},
+		{"late", map[string]string{beforeCheckpoint: "gpuwork sleep", hookTimeout: "5s"}, []string{"longer than 5s"}},
 		{"mistyped", map[string]string{beforeCheckpoint + "s": "gpuwork exit 0"}, []string{"only the hooks"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -302,11 +301,7 @@ func TestInterposerUndone(t *testing.T) {
 	for _, kill := range []struct {
 		name string
 		do   func(t *testing.T, shim int)
-	}{{"helper", killHelper}, {"tracer", func(t *testing.T, shim int) {
-		if err := unix.Kill(childOf(shim, "gpuckpt-tracer"), unix.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}}} {
+	}{{"helper", killHelper}, {"tracer", killTracer}} {
 		for _, delay := range []string{"lock_delay_ms=500", "checkpoint_delay_ms=20000"} { // the interposer has saved its memory before either
 			undo := shared.SoftwareGPU(t, delay+"\n")
 			done := make(chan error, 1)

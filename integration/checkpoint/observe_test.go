@@ -25,6 +25,7 @@ import (
 	ctdimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -161,6 +162,18 @@ func childOf(pid int, name string) int {
 		return children[0]
 	}
 	return 0
+}
+
+// killTracer kills the tracer of a shim, which must be there.
+func killTracer(t *testing.T, shim int) {
+	t.Helper()
+	tracer := childOf(shim, "gpuckpt-tracer")
+	if tracer == 0 { // kill(2) takes that for all of our own group
+		t.Fatal("the shim has no tracer")
+	}
+	if err := unix.Kill(tracer, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // isPaused checks the container's state in containerd's eyes and in the

@@ -180,9 +180,7 @@ func TestTracerKilled(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- checkpointTask(t, shared, k, dir) }()
 	harness.Within(t, "threads that copy for the driver", func() bool { return threads() != before })
-	if err := unix.Kill(childOf(shim, "gpuckpt-tracer"), unix.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killTracer(t, shim)
 	hurry()
 	harness.Says(t, <-done, "tracer", "code = Unavailable")
 	goesOn(t, k)

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -21,7 +22,7 @@ import (
 const askLimit = 2 * time.Minute
 
 // FreePort returns a port of this machine that nothing listens on now, by UDP or
-// TCP. The kernel gives it to no connection meanwhile: it is below the range for
+// TCP, and that it has given to no other test. The kernel gives it to no connection meanwhile: it is below the range for
 // these (ip_local_port_range begins at 32768).
 func FreePort() (int, error) { return FreePorts(1) }
 
@@ -52,8 +53,18 @@ func isFree(port int) bool {
 		return false
 	}
 	tcp.Close()
+	claim, err := net.Listen("unix", "@gpuckpt-port-"+strconv.Itoa(port))
+	if err != nil {
+		return false
+	}
+	claimed.Store(port, claim)
 	return true
 }
+
+// claimed are the ports that are another's no more while this process lives: those of a program that has not
+// begun yet, or is being restored, are free to the kernel. The claim is an abstract Unix socket, of which
+// each network has its own.
+var claimed sync.Map
 
 // Ask sends one packet with the question to the container's port and returns the
 // answer without white space around it. While nothing listens, because the

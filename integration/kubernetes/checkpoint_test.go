@@ -265,14 +265,14 @@ func TestTimeout(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("only the software GPU can be told to take its time")
 	}
-	n := own(t, node.Options{KubeletConfig: "runtimeRequestTimeout: 10s\n"})
+	n := own(t, node.Options{KubeletConfig: "runtimeRequestTimeout: 25s\n"})
 	name := podName(t)
 	pod, err := n.RunStatic(t.Context(), name, counter{}.manifest(name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	expect(t, pod, counterPort, "101")
-	softwareGPU(t, n, "checkpoint_delay_ms=12000\n")
+	softwareGPU(t, n, "checkpoint_delay_ms=30000\n")
 	_, err = n.Checkpoint(t.Context(), pod.Metadata.Name, "counter", 0)
 	isStatus(t, err, http.StatusInternalServerError, "DeadlineExceeded")
 	expect(t, pod, counterPort, "102")

@@ -116,7 +116,7 @@ func TestDaemonSet(t *testing.T) {
 	}
 	rolledOut := func() {
 		t.Helper()
-		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=60s")
+		kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-node", "--timeout=180s")
 	}
 
 	const setting = "lock_timeout = \"20s\"\n"
@@ -136,7 +136,7 @@ func TestDaemonSet(t *testing.T) {
 		helm(t, n, "A cluster", "helm install ", append(values, "metrics.logs="+n.CRIULogs(), "metrics.state="+filepath.Dir(tasks), "containerdConfig="+n.ConfigPath(), "config.lock_timeout=20s", "uninstallHook=false")...)
 	}
 	kubectl("label", "node", node.Name, "nvidia.com/gpu.present=true")
-	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
+	within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
 	restart := func() {
 		t.Helper()
 		if err := n.Restart(t.Context()); err != nil {
@@ -212,12 +212,12 @@ func TestDaemonSet(t *testing.T) {
 		_, err := n.OutputEnv(t.Context(), n.KubectlEnv(), "gpuckpt-agent", "--uninstall-from=gpuckpt")
 		uninstalled <- err
 	}()
-	harness.Within(t, "the removal waits for the pods", func() bool {
+	within(t, "the removal waits for the pods", func() bool {
 		out, err := n.Kubectl(t.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-node", "--container", "uninstall")
 		return err == nil && strings.Contains(out, "containers still run with gpuckpt's shim")
 	})
 	kubectl("delete", "pod", "running", "suspended")
-	harness.Within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
+	within(t, "containerd is to be restarted", func() bool { return os.Remove(filepath.Join(place, "asked")) == nil })
 	restart()
 	if err := os.WriteFile(filepath.Join(place, "done"), nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -226,10 +226,10 @@ func TestDaemonSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	if chart == "" {
-		kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=60s")
+		kubectl("delete", "-k", filepath.Join(sourceDir(t), "deploy", "node"), "--timeout=180s")
 	} else {
 		helm(t, n, "Uninstall", "helm uninstall ")
-		kubectl("delete", "namespace", "gpuckpt", "--timeout=60s")
+		kubectl("delete", "namespace", "gpuckpt", "--timeout=180s")
 	}
 	if now := read(t, n.ConfigPath()); now != config {
 		t.Errorf("containerd's configuration is %s", now)

@@ -187,7 +187,7 @@ func (j *journey) testRestarts(t *testing.T) {
 		}
 	}
 	j.make(t, "after-all", "restarts")
-	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/after-all", "--timeout=60s")
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/after-all", "--timeout=180s")
 	counts()
 }
 
@@ -406,7 +406,7 @@ func (j *journey) apply(t *testing.T, object map[string]any) {
 func (j *journey) checkpoint(t *testing.T, name, server string) {
 	t.Helper()
 	j.make(t, name, j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].metadata.name}"))
-	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=60s")
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint/"+name, "--timeout=180s")
 }
 
 // make makes a Checkpoint of a pod.
@@ -440,7 +440,7 @@ func (j *journey) noted(t *testing.T, on int, server string, want bool) {
 // count waits until a server is ready, and asks it to count.
 func (j *journey) count(t *testing.T, server, want string) {
 	t.Helper()
-	j.kubectl(t, "rollout", "status", "deployment/"+server, "--timeout=60s")
+	j.kubectl(t, "rollout", "status", "deployment/"+server, "--timeout=180s")
 	address := j.kubectl(t, "get", "pods", "--selector", "app="+server, "--output", "jsonpath={.items[0].status.podIP}")
 	if answer := get(t, "http://"+net.JoinHostPort(address, strconv.Itoa(counterPort))+"/count"); answer != want {
 		t.Fatalf("the server %s answers %s, want %s", server, answer, want)

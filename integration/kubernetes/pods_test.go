@@ -129,7 +129,7 @@ func testPods(t *testing.T, n *node.Node) {
 			k.asks("count", strconv.Itoa(c.count+1))
 			c.check(k)
 			if c.ended != nil {
-				p.kubectl(t, "delete", "pod", c.podName(true), "--timeout=60s")
+				p.kubectl(t, "delete", "pod", c.podName(true), "--timeout=180s")
 				c.ended(t)
 			}
 		})

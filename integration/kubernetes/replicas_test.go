@@ -43,7 +43,7 @@ func (j *journey) testReplicas(t *testing.T) {
 		j.kubectl(t, "annotate", "--overwrite", "pod", first.name, fmt.Sprintf("tried=%d", tried))
 		return j.kubectl(t, "get", "checkpoints", "--selector", kept, "--output", "name") != ""
 	})
-	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", kept, "--timeout=60s")
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", kept, "--timeout=180s")
 	first.counts(t, "102") // it runs on
 
 	known := []string{first.name}
@@ -80,7 +80,7 @@ func (j *journey) testReplicas(t *testing.T) {
 	within(t, "the new template has a Checkpoint of its own", func() bool {
 		return len(strings.Fields(j.kubectl(t, "get", "checkpoints", "--selector", kept, "--output", "name"))) == 2
 	})
-	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", kept, "--timeout=60s")
+	j.kubectl(t, "wait", "--for=condition=Complete", "checkpoint", "--selector", kept, "--timeout=180s")
 
 	// An image that the registry has lost keeps no replica from starting.
 	image := j.kubectl(t, "get", "checkpoints", "--selector", kept, "--sort-by=.metadata.creationTimestamp", "--output", "jsonpath={.items[-1:].spec.repository}@{.items[-1:].status.containers[0].digest}")
@@ -99,7 +99,7 @@ func (j *journey) testReplicas(t *testing.T) {
 	lost.says(t, "StartsCold", "its checkpoint does not start: container server: ")
 	lost.counts(t, "101")
 	lost.noted(t, false)
-	j.kubectl(t, "delete", "deployment", "replicas", "--cascade=foreground", "--timeout=60s")
+	j.kubectl(t, "delete", "deployment", "replicas", "--cascade=foreground", "--timeout=180s")
 	within(t, "the Checkpoints go with their owners", func() bool {
 		return j.kubectl(t, "get", "checkpoints", "--selector", kept, "--output", "name") == ""
 	})

@@ -201,7 +201,7 @@ func testRestore(t *testing.T, hostNetwork bool) {
 	})
 	t.Run("delete", func(t *testing.T) {
 		pid := pidOf(t, shared(t), current(t, name).Container("counter"))
-		if _, err := shared(t).Kubectl(t.Context(), "delete", "pod", name, "--timeout=60s"); err != nil {
+		if _, err := shared(t).Kubectl(t.Context(), "delete", "pod", name, "--timeout=180s"); err != nil {
 			t.Fatal(err)
 		}
 		if err := syscall.Kill(pid, 0); err == nil {
@@ -275,7 +275,7 @@ func TestPullSecretNeeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := shared(t).Kubectl(context.Background(), "delete", "pod", name, "--timeout=60s"); err != nil {
+		if _, err := shared(t).Kubectl(context.Background(), "delete", "pod", name, "--timeout=180s"); err != nil {
 			t.Error(err)
 		}
 	})

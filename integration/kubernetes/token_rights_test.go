@@ -37,7 +37,7 @@ func TestStolenToken(t *testing.T) {
 	}
 	kubectl("create", "namespace", "gpuckpt")
 	kubectl("apply", "-k", filepath.Join(sourceDir(t), "deploy", "agent"))
-	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+	kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=180s")
 	for _, name := range []string{"mine", "theirs"} {
 		if err := n.Apply(t.Context(), fmt.Sprintf(agentOn, name)); err != nil {
 			t.Fatal(err)

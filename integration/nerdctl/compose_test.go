@@ -50,7 +50,7 @@ func TestCompose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, count, ran := container{"train-job-1", port}, 101, 0
+	k, count, ran := container{"train-job-1", port, true}, 101, 0
 	removeAtEnd(t, k.name)
 	for _, l := range lines {
 		if l.Section != "Compose" {

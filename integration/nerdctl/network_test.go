@@ -33,7 +33,7 @@ func publish(t *testing.T) (flag string, port int) {
 func TestBridge(t *testing.T) {
 	results.Add(t)
 	flag, port := publish(t)
-	k := run(t, container{strings.ToLower(t.Name()), port}, "counter", inside, flag, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
+	k := run(t, container{strings.ToLower(t.Name()), port, true}, "counter", inside, flag, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.expect(t, "101")
 	must(t, "checkpoint", "create", k.name, "bridge")
 	must(t, "start", "--checkpoint", "bridge", k.name)
@@ -61,7 +61,7 @@ func TestBridge(t *testing.T) {
 func TestBridgeKeep(t *testing.T) {
 	results.Add(t)
 	flag, port := publish(t)
-	k := run(t, container{strings.ToLower(t.Name()), port}, "counter", inside, flag)
+	k := run(t, container{strings.ToLower(t.Name()), port, true}, "counter", inside, flag)
 	k.expect(t, "101")
 	must(t, "checkpoint", "create", k.name, "bridge-keep")
 	k.expect(t, "102")
@@ -73,7 +73,7 @@ func TestOwnNetwork(t *testing.T) {
 	results.Add(t)
 	const address = "10.77.0.9"
 	must(t, "network", "create", "--subnet", "10.77.0.0/24", "own")
-	k := run(t, container{strings.ToLower(t.Name()), 0}, "loop", inside, "--network", "own", "--ip", address,
+	k := run(t, container{name: strings.ToLower(t.Name())}, "loop", inside, "--network", "own", "--ip", address,
 		"--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	at := net.JoinHostPort(address, strconv.Itoa(inside))
 	answers(t, at, "101 open")
@@ -87,7 +87,7 @@ func TestOwnNetwork(t *testing.T) {
 // Without a network there is the loopback interface, up, as at the first start.
 func TestNoNetwork(t *testing.T) {
 	results.Add(t)
-	k := run(t, container{strings.ToLower(t.Name()), 0}, "loop", inside, "--network", "none",
+	k := run(t, container{name: strings.ToLower(t.Name())}, "loop", inside, "--network", "none",
 		"--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.says(t, "101 open")
 	must(t, "checkpoint", "create", k.name, "none")
@@ -100,7 +100,7 @@ func TestNoNetwork(t *testing.T) {
 func TestImageNetwork(t *testing.T) {
 	results.Add(t)
 	flag, port := publish(t)
-	k := run(t, container{strings.ToLower(t.Name()), port}, "counter", inside, flag, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
+	k := run(t, container{strings.ToLower(t.Name()), port, true}, "counter", inside, flag, "--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.expect(t, "101")
 	ref := "gpuckpt.test/" + k.name + ":1"
 	k.image(t, ref)
@@ -111,7 +111,7 @@ func TestImageNetwork(t *testing.T) {
 	removeAtEnd(t, name)
 	flag, port = publish(t)
 	must(t, append(restored, "--name", name, flag, ref)...)
-	container{name, port}.expect(t, "102")
+	container{name, port, true}.expect(t, "102")
 
 	refused := k.name + "-refused"
 	removeAtEnd(t, refused)

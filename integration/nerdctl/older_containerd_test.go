@@ -45,7 +45,7 @@ func testOlder(t *testing.T, version string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := container{"older", port}
+	k := container{"older", port, true}
 	start := func(name, behaviour, image string, more ...string) {
 		do(append([]string{"run", "--detach", "--name", name, "--runtime", harness.Runtime, "--device", harness.CDIKind + "=0",
 			fmt.Sprintf("--publish=%d:%d/udp", port, inside), "--annotation", "dev.gpuckpt.on-checkpoint=" + behaviour, image}, more...)...)

@@ -23,7 +23,7 @@ import (
 const PodNamespace = "default"
 
 // podLimit bounds the wait for a pod that the context does not bound.
-const podLimit = time.Minute
+const podLimit = 3 * time.Minute
 
 // Pod is a pod as the kubelet has it.
 type Pod struct {

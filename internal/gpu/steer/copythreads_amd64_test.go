@@ -85,8 +85,8 @@ func TestCopyThreads(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.expect("map", want)
-	g.expect("threads", "5")   // three of ours
-	time.Sleep(25 * lookEvery) // the tracer lets calls by until it has seen that the area is full
+	g.expect("threads", "5") // three of ours
+	time.Sleep(time.Second)  // the tracer lets calls by until it has seen that the area is full
 	g.expect("map", want)
 	areas, notes, err := s.Commit()
 	if err != nil || len(areas) != 2 {
