@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -115,12 +116,13 @@ func start(t *testing.T, dev string, env []string, args ...string) *work {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for {
+		port := 10240 + rand.IntN(21760) // below those that the kernel gives to whoever asks
+		if c, err := net.ListenPacket("udp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
+			c.Close()
+			return port
+		}
 	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).Port
 }
 
 // ask sends a request to the workload and gives its reply.

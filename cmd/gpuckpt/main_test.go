@@ -7,7 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,13 +102,8 @@ func (m *machine) prints(want string, args ...string) {
 // start runs gpuwork and gives its pid and what asks it for its next count.
 func (m *machine) start(args ...string) (pid string, next func() string) {
 	m.t.Helper()
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	address := c.LocalAddr().String()
-	c.Close()
-	_, port, _ := strings.Cut(address, ":")
+	port := strconv.Itoa(10240 + rand.IntN(21760)) // below those that the kernel gives to whoever asks
+	address := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(bin, "gpuwork"), append(args, "--port", port)...)
 	cmd.Env, cmd.Stderr = m.env, os.Stderr
 	if err := cmd.Start(); err != nil {

@@ -5,6 +5,7 @@ package gpustate
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -81,13 +82,8 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 	t.Setenv("LD_LIBRARY_PATH", softDir) // the helper's as well
 	t.Setenv("PATH", softDir+":"+os.Getenv("PATH"))
 	t.Setenv("SOFTCUDA_DEV", dev)
-	free, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := free.LocalAddr().String()
-	free.Close()
-	_, port, _ := net.SplitHostPort(at)
+	port := strconv.Itoa(10240 + rand.IntN(21760)) // below those that the kernel gives to whoever asks
+	at := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(softDir, "gpuwork"), "pattern", "--bytes", bytes, "--port", port)
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), environment...)
 	if err := cmd.Start(); err != nil {
@@ -98,6 +94,7 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 		cmd.Wait()
 	})
 	w := &work{t: t, pid: cmd.Process.Pid}
+	var err error
 	if w.conn, err = net.Dial("udp", at); err != nil {
 		t.Fatal(err)
 	}
