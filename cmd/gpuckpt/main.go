@@ -119,7 +119,7 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), snapshottercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installcmd.Install(), installcmd.Uninstall(), installcmd.Wait(), demoCommand(), manCommand(), versionCommand())
+	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), snapshottercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installcmd.Install(), installcmd.Uninstall(), installcmd.Wait(), cniCommand(), demoCommand(), manCommand(), versionCommand())
 	// Above "error", containerd's packages log what errors and progress say.
 	root.PersistentFlags().String(logLevel, "error", "least level that is logged to standard error: trace, debug, info, warn, error")
 	_ = root.RegisterFlagCompletionFunc(logLevel, cobra.FixedCompletions([]string{"trace", "debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))

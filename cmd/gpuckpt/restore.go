@@ -54,9 +54,9 @@ type restoreOptions struct {
 	cdiDirs                               []string
 	devices, mounts, annotations          []string
 	labels, capAdd, capDrop               []string
-	user, memory                          string
-	netHost, pull                         bool
-	privileged, readOnly, tty             bool
+	user, memory, files                   string
+	netHost, cni, pull                    bool
+	privileged, newPrivs, readOnly, tty   bool
 	registry                              registry.Options
 	heard                                 *differences // nil before it starts, and with other runtimes
 }
@@ -114,13 +114,17 @@ network, capabilities, a user, a terminal. A mount takes the place of the defaul
 	f.BoolVar(&o.pull, "pull", false, "restore an image that containerd lacks while it comes from its registry")
 	registryFlags(c, &o.registry)
 	f.BoolVar(&o.netHost, "net-host", false, "the host's network, for a container that had it")
+	f.BoolVar(&o.cni, "cni", false, "a network by the node's CNI configuration, for a container that had one")
+	c.MarkFlagsMutuallyExclusive("cni", "net-host")
 	f.StringArrayVar(&o.labels, "label", nil, "NAME=VALUE, a label of the container; once for each")
 	f.StringSliceVar(&o.capAdd, "cap-add", nil, "capabilities that the container gets, CAP_SYS_ADMIN")
 	f.StringSliceVar(&o.capDrop, "cap-drop", nil, "capabilities that it does not get")
 	f.BoolVar(&o.privileged, "privileged", false, "all capabilities and all devices of the host")
+	f.BoolVar(&o.newPrivs, "allow-new-privs", false, "let its programs gain privileges, by sudo say, as Docker's and nerdctl's containers may")
 	f.BoolVar(&o.readOnly, "read-only", false, "a root file system that is read-only")
 	f.StringVar(&o.user, "user", "", "USER[:GROUP] that the container was run as (default: the image's)")
 	f.StringVar(&o.memory, "memory-limit", "", "memory that the container may take, 16GiB (default: all)")
+	f.StringVar(&o.files, "rlimit-nofile", "", "SOFT[:HARD], how many files a program may have open (default: 1024)")
 	f.BoolVarP(&o.tty, "tty", "t", false, "a terminal, for a container that had one")
 	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
 	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
@@ -368,6 +372,9 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 		}
 		opts = append(opts, ctroci.WithHostNamespace(specs.NetworkNamespace), ctroci.WithHostHostsFile, ctroci.WithHostResolvconf, ctroci.WithEnv([]string{"HOSTNAME=" + name}))
 	}
+	if o.cni {
+		opts = append(opts, withCNI(o.namespace))
+	}
 	given, err := pairs("annotation", o.annotations)
 	if err != nil {
 		return nil, err
@@ -402,6 +409,9 @@ func (o *restoreOptions) grants() (opts []ctroci.SpecOpts, _ error) {
 	if o.privileged {
 		opts = append(opts, ctroci.WithPrivileged, ctroci.WithAllDevicesAllowed, ctroci.WithHostDevices)
 	}
+	if o.newPrivs {
+		opts = append(opts, ctroci.WithNewPrivileges)
+	}
 	opts = append(opts, ctroci.WithAddedCapabilities(o.capAdd), ctroci.WithDroppedCapabilities(o.capDrop))
 	if o.readOnly {
 		opts = append(opts, ctroci.WithRootFSReadonly())
@@ -412,6 +422,13 @@ func (o *restoreOptions) grants() (opts []ctroci.SpecOpts, _ error) {
 			return nil, fmt.Errorf("--memory-limit %q is no size such as 16GiB", o.memory)
 		}
 		opts = append(opts, ctroci.WithMemoryLimit(uint64(limit)))
+	}
+	if o.files != "" {
+		limit, err := units.ParseUlimit("nofile=" + o.files)
+		if err != nil {
+			return nil, fmt.Errorf("--rlimit-nofile %q: %w", o.files, err)
+		}
+		opts = append(opts, ctroci.WithRlimit(&specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: uint64(limit.Soft), Hard: uint64(limit.Hard)}))
 	}
 	return opts, nil
 }

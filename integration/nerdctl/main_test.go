@@ -33,8 +33,8 @@ var (
 const cniState = "/var/lib/cni"
 
 func TestMain(m *testing.M) {
-	// What nerdctl's hooks remember is in the second.
-	if err := harness.InOwnNetwork(cniState, "/run/nerdctl"); err != nil {
+	// What nerdctl's hooks remember is in the second, and the networks that ctr knows are in the third.
+	if err := harness.InOwnNetwork(cniState, "/run/nerdctl", "/etc/cni", "/opt/cni"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

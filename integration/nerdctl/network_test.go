@@ -4,8 +4,10 @@
 package nerdctl
 
 import (
+	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -119,6 +121,50 @@ func TestImageNetwork(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the container has the host's network") {
 		t.Errorf("in the host's network: %v", err)
 	}
+}
+
+// gpuckpt restore --cni makes a network as "ctr run --cni" does, and it goes with the container, whoever removes
+// that.
+func TestRestoreCNI(t *testing.T) {
+	results.Add(t)
+	const name, ref = "cni", "gpuckpt.test/cni:1"
+	ctr := func(args ...string) (string, error) { return shared.Ctr(t.Context(), args...) }
+	must := func(_ string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(ctr("run", "--detach", "--runtime", harness.Runtime, "--snapshotter", shared.Snapshotter(), "--allow-new-privs", "--rlimit-nofile", "2048:4096",
+		harness.WorkloadImage, name, "gpuwork", "plain", "--port", strconv.Itoa(inside)))
+	harness.Within(t, "it counts", func() bool {
+		out, _ := ctr("tasks", "exec", "--exec-id", "ask", name, "gpuwork", "send", "127.0.0.1:"+strconv.Itoa(inside), "count")
+		return strings.TrimSpace(out) == "101"
+	})
+	gpuckpt := func(args ...string) (string, error) {
+		return shared.Output(t.Context(), "gpuckpt", append(args, "--address", shared.Address(), "--namespace", shared.Namespace(), "--quiet")...)
+	}
+	must(gpuckpt("checkpoint", name, "--image", ref))
+	must(ctr("tasks", "delete", "--force", name))
+	must(ctr("containers", "delete", name))
+
+	restore := []string{"restore", "--name", name, "--cni", "--allow-new-privs", "--rlimit-nofile", "2048:4096", "--snapshotter", shared.Snapshotter(), ref}
+	_, err := gpuckpt(restore...)
+	harness.Says(t, err, "--cni: read the networks in /etc/cni/net.d")
+	const config = `{"cniVersion": "1.0.0", "name": "ctrs", "plugins": [{"type": "bridge", "bridge": "ctrs0", "isGateway": true,
+		"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.78.0.0/24", "rangeStart": "10.78.0.9", "rangeEnd": "10.78.0.9"}]]}}]}`
+	must("", errors.Join(os.MkdirAll("/etc/cni/net.d", 0o755), os.WriteFile("/etc/cni/net.d/10-ctrs.conflist", []byte(config), 0o600), os.Symlink(cniPlugins, "/opt/cni/bin")))
+	must(gpuckpt(restore...))
+	answers(t, net.JoinHostPort("10.78.0.9", strconv.Itoa(inside)), "102")
+	lease := filepath.Join(cniState, "networks/ctrs/10.78.0.9")
+	if _, err := os.Stat(lease); err != nil {
+		t.Error(err)
+	}
+	must(ctr("tasks", "delete", "--force", name))
+	if _, err := os.Stat(lease); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its address is kept: %v", err)
+	}
+	must(ctr("containers", "delete", name))
 }
 
 // says asks a counter from inside its container.
