@@ -137,7 +137,17 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	if err := c.client.Status().Update(ctx, &k); err != nil { // a conflict: it comes again
 		return ctrl.Result{}, err
 	}
-	pod, made, err := c.checkpoint(ctx, &k, key, made)
+	wanted, stop := context.WithCancel(ctx)
+	defer stop()
+	if k.DeletionTimestamp == nil {
+		go c.stopUnwanted(wanted, stop, client.ObjectKeyFromObject(&k), k.UID)
+	}
+	pod, made, err := c.checkpoint(wanted, &k, key, made)
+	if err != nil && wanted.Err() != nil && ctx.Err() == nil { // it is deleted
+		if made, err = c.taken(ctx, &k); err == nil {
+			err = failure{api.Interrupted, errors.New("the Checkpoint was deleted; the pod runs on")}
+		}
+	}
 	if !errors.Is(err, errOver) {
 		if err := c.end(ctx, &k, pod, err); err != nil {
 			return ctrl.Result{}, err
@@ -153,6 +163,23 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		}
 	}
 	return ctrl.Result{}, nil
+}
+
+// stopUnwanted calls stop when the Checkpoint is deleted. What it waits for, such as a registry that does
+// not answer, keeps the namespace's other Checkpoints waiting.
+func (c *controller) stopUnwanted(ctx context.Context, stop func(), key client.ObjectKey, uid types.UID) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(look):
+		}
+		var now api.Checkpoint
+		err := c.client.Get(ctx, key, &now)
+		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.DeletionTimestamp != nil) {
+			stop()
+		}
+	}
 }
 
 // sweep removes the images of Checkpoints that are in the registry, whose agent ended before it did so.
@@ -284,13 +311,15 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		if tired != "" {
 			return nil, failure{api.Interrupted, errors.New(tired + "; the pod runs on")}
 		}
+		var has []string
 		for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
+			has = append(has, s.Name)
 			if s.State.Running != nil && (k.Spec.Container == "" || k.Spec.Container == s.Name) {
 				w.Containers = append(w.Containers, s.Name)
 			}
 		}
 		if len(w.Containers) == 0 {
-			return nil, failure{"NotRunning", fmt.Errorf("no such container of the pod %s runs", pod.Name)}
+			return nil, failure{"NotRunning", fmt.Errorf("no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))}
 		}
 		w.Image = images(k) + strconv.Itoa(len(w.Containers))
 		if len(w.Containers) == 1 && len(pod.Spec.Containers) > 1 {

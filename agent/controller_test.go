@@ -108,7 +108,7 @@ func handsOver(ctx context.Context, to client.Client, sub string, o client.Objec
 
 func TestController(t *testing.T) {
 	pod := func(nodeName string, containers ...string) *corev1.Pod {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}}
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
 		for _, name := range containers {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name})
 			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
@@ -230,6 +230,9 @@ func TestController(t *testing.T) {
 				t.Errorf("it is %q, want %q", k.Status.Phase, c.phase)
 			}
 			said := meta.FindStatusCondition(k.Status.Conditions, map[api.Phase]string{api.Succeeded: api.Complete, api.Failed: api.HasFailed}[c.phase])
+			if c.reason == "NotRunning" && said != nil && said.Message != "no container c of the pod pod runs: it is Running, and has a" {
+				t.Errorf("it says %s", said.Message)
+			}
 			if c.reason != "" && (said == nil || said.Reason != c.reason || len(k.Status.Conditions) != 1 || len(events.Events) != 1 && !c.ends) {
 				t.Errorf("its conditions are %+v, %d events", k.Status.Conditions, len(events.Events))
 			}
@@ -283,6 +286,49 @@ func (b busybody) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Capture
 		return nil, err
 	}
 	return b.diary.Checkpoint(ctx, w)
+}
+
+// patient is a worker that pushes until it is told to stop.
+type patient struct {
+	*diary
+	pushes func()
+}
+
+func (p patient) Push(ctx context.Context, _ node.Wanted, made []node.Captured) {
+	p.pushes()
+	<-ctx.Done()
+	made[0].PushError = "stopped"
+}
+
+// A Checkpoint that is deleted while its registry does not answer ends, and leaves no image, so that the
+// next one of the namespace begins.
+func TestDeletedWhileItPushes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheme := runtime.NewScheme()
+		if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+			t.Fatal(err)
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
+		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Phase: api.Running, Node: "here", PodUID: "1"}}
+		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+		d := &diary{taken: []string{"1"}}
+		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now, work: patient{d, func() {
+			if err := cluster.Delete(t.Context(), k); err != nil {
+				t.Error(err)
+			}
+		}}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)}); err != nil {
+			t.Fatal(err)
+		}
+		if want := []string{"look for " + ours, "look for " + ours, "discard 1"}; !slices.Equal(d.did, want) {
+			t.Errorf("it did %q, want %q", d.did, want)
+		}
+		if _, ok := r.turns.Take("ns"); !ok {
+			t.Error("the next one waits")
+		}
+	})
 }
 
 // What came of a Checkpoint is written also when somebody has changed the object meanwhile, and never

@@ -95,6 +95,10 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	r.attended(&k)
 	r.events.Event(&k, corev1.EventTypeWarning, alone.reason, alone.Error())
+	var pod corev1.Pod
+	if r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod) == nil && pod.UID == k.Status.PodUID && api.Ending(&pod) != "" {
+		r.events.Event(&pod, corev1.EventTypeWarning, alone.reason, fmt.Sprintf("the checkpoint %s before its end: %v", k.Name, alone))
+	}
 	return ctrl.Result{}, nil
 }
 

@@ -42,6 +42,7 @@ func TestAttendance(t *testing.T) {
 		says   string
 	}{
 		{name: "no agent", pod: running("job", "here"), reason: api.NoAgent, says: "no agent works on the node here of the pod job"},
+		{name: "no agent, and the pod ends", pod: evicted(running("job", "here")), reason: api.NoAgent, says: "no agent works on the node here of the pod job"},
 		{name: "one elsewhere", pod: running("job", "here"), agent: agentOn("there", corev1.ConditionTrue), reason: api.NoAgent, says: "it has no pod there"},
 		{name: "one that does not run", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionFalse), reason: api.NoAgent, says: "its pod agent-here there is not ready"},
 		{name: "in no known namespace", pod: running("job", "here"), gone: true, reason: api.NoAgent, says: "no agent works"},
@@ -108,11 +109,21 @@ func TestAttendance(t *testing.T) {
 			if c.reason != "PodNotFound" {
 				want = 2 // it says at once what it waits for
 			}
+			if c.pod != nil && api.Ending(c.pod) != "" {
+				want++ // of the pod
+			}
 			if len(k.events.Events) != want || len(r.since) > 0 {
 				t.Errorf("%d events, want %d; %v", len(k.events.Events), want, r.since)
 			}
 		})
 	}
+}
+
+// evicted has a pod end that is to be checkpointed before.
+func evicted(pod *corev1.Pod) *corev1.Pod {
+	pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
+	return pod
 }
 
 // pending is a pod that no node has taken.

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -149,18 +148,18 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 		return l, nil
 	}
 	l.Bytes = used(int(task.Pid()), survey)
-	// The shim is the parent of the container's first process, and works in the bundle.
+	// The shim is the parent of the container's first process, and works in the bundle. That of a pod works
+	// in the sandbox's, beside which the container's is.
 	process, err := proc.StatusOf(int(task.Pid()))
 	if err != nil {
 		return l, nil // it has just ended
 	}
-	shim := fmt.Sprintf("/proc/%d", process.Parent())
-	program, _ := os.Readlink(shim + "/exe")
-	if filepath.Base(strings.TrimSuffix(program, " (deleted)")) != doctor.ShimName {
+	shim, program := process.Shim()
+	if program != proc.ShimName {
 		l.Problem = "its runtime, " + info.Runtime.Name + ", is not gpuckpt's"
 		return l, nil
 	}
-	l.Last = last(filepath.Join(shim, "cwd", sequence.TimelineName))
+	l.Last = last(fmt.Sprintf("/proc/%d/cwd/../%s/%s", shim, k.ID(), sequence.TimelineName))
 	switch {
 	case l.Last == nil:
 	case l.Last.Operation == "suspend" && l.Last.Error == "" && status.Status == client.Paused:

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 func suspendCommand() *cobra.Command {
@@ -108,7 +109,9 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 	if err != nil {
 		return fmt.Errorf("read the state of container %s: %w", id, err)
 	}
-	if before.Status == want && info.Runtime.Name != runtimeName {
+	process, _ := proc.StatusOf(int(task.Pid()))
+	_, shim := process.Shim() // CRI may name it by its path
+	if before.Status == want && info.Runtime.Name != runtimeName && shim != proc.ShimName {
 		return fmt.Errorf("it is %s already: its runtime, %s, is not gpuckpt's", before.Status, info.Runtime.Name)
 	}
 	// runc's shim dies of an update without resources, and its container with it.

@@ -24,6 +24,7 @@ import (
 	annotate "github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // prepare looks at all that can be wrong, before the container is touched.
@@ -58,6 +59,10 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	}
 	if status.Status != client.Running && status.Status != client.Paused {
 		return fmt.Errorf("it is %s: %w", status.Status, errdefs.ErrFailedPrecondition)
+	}
+	process, _ := proc.StatusOf(int(r.task.Pid()))
+	if _, shim := process.Shim(); strings.HasPrefix(shim, "containerd-shim-") && shim != proc.ShimName {
+		return fmt.Errorf("its runtime is %s, not gpuckpt's, so no node would restore it: make it anew with the runtime io.containerd.gpuckpt.v2, a pod with runtimeClassName: gpuckpt: %w", shim, errdefs.ErrFailedPrecondition)
 	}
 	if r.Build.Base, err = r.base(ctx); err != nil {
 		return err

@@ -58,7 +58,7 @@ func (e finalError) Unwrap() error { return e.error }
 
 // transient reports whether the same request may succeed later. Unknown errors may.
 func transient(err error) bool {
-	if errors.As(err, new(localError)) || errors.As(err, new(finalError)) || errors.Is(err, docker.ErrInvalidAuthorization) || notAuthorized(err) {
+	if errors.As(err, new(localError)) || errors.As(err, new(finalError)) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, http.ErrSchemeMismatch) || notAuthorized(err) {
 		return false
 	}
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {
@@ -84,9 +84,12 @@ func notAuthorized(err error) bool {
 }
 
 func explain(err error, ref string) error {
+	host, _, _ := strings.Cut(ref, "/")
 	if notAuthorized(err) {
-		host, _, _ := strings.Cut(ref, "/")
-		return fmt.Errorf("%w: log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
+		return fmt.Errorf("%w: correct the push secret of a Checkpoint; else log in with `docker login %s`, or any tool that writes the credentials to $DOCKER_CONFIG/config.json: %w", ErrNotAuthorized, host, err)
+	}
+	if errors.Is(err, http.ErrSchemeMismatch) {
+		return fmt.Errorf("the registry has no TLS: name it as http://%s in containerd's hosts.toml, or use --plain-http: %w", host, err)
 	}
 	return err
 }

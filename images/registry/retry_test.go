@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -41,6 +42,7 @@ func TestWhatIsTriedAgain(t *testing.T) {
 		"bad request":    {status(400), false},
 		"no credentials": {fmt.Errorf("x: %w", docker.ErrInvalidAuthorization), false},
 		"no such host":   {&net.DNSError{IsNotFound: true}, false},
+		"no TLS":         {fmt.Errorf("x: %w", http.ErrSchemeMismatch), false},
 		"no such image":  {fmt.Errorf("x: %w", errdefs.ErrNotFound), false},
 		"full disk":      {errors.New("write: no space left on device"), false},
 		"local":          {localError{io.ErrUnexpectedEOF}, false},
@@ -87,7 +89,10 @@ func TestAttempts(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	err := explain(status(401), "example.com/job:1")
-	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") {
+	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") || !strings.Contains(err.Error(), "push secret") {
+		t.Errorf("got %v", err)
+	}
+	if err := explain(http.ErrSchemeMismatch, "example.com/job:1"); !strings.Contains(err.Error(), "http://example.com in containerd's hosts.toml") {
 		t.Errorf("got %v", err)
 	}
 	if err := explain(status(500), "example.com/job:1"); errors.Is(err, ErrNotAuthorized) || err == nil {

@@ -17,9 +17,10 @@ import (
 // from a checkpoint.
 func TestPs(t *testing.T) {
 	c := session.Own(t, harness.Options{})
-	ours := start(t, c, harness.RunSpec{ID: "ours"}, "pattern", "--bytes", "24M")
+	pod := map[string]string{"io.containerd.runc.v2.group": "pod"} // one shim, in the bundle of the first
+	c.Work(t, harness.RunSpec{ID: "without", Annotations: pod}, "loop")
+	ours := start(t, c, harness.RunSpec{ID: "ours", Annotations: pod}, "pattern", "--bytes", "24M")
 	start(t, c, harness.RunSpec{ID: "runcs", Runtime: harness.RuncRuntime}, "counter")
-	c.Work(t, harness.RunSpec{ID: "without"}, "loop")
 	program, err := bins.Path("gpuckpt")
 	if err != nil {
 		t.Fatal(err)

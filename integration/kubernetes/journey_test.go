@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
 )
@@ -60,6 +61,10 @@ func TestJourney(t *testing.T) {
 	j.apply(t, j.server("cold", n.Registry().Host+"/server:1", n.Name(), nil))
 	j.count(t, "cold", "101")
 	step("the first server answers, started cold")
+	disk := exec.Command("sh", "-ec", `mkdir -p "$0"; mount -t tmpfs checkpoints "$0"`, capture.DefaultDir) // it is mounted when the agent runs
+	if out, err := n.MachineCommand(disk).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	j.checkpoint(t, "warm", "cold")
 	step("its checkpoint is in the registry")
 	j.count(t, "cold", "102") // it runs on

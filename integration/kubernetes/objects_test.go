@@ -309,6 +309,9 @@ func (k objects) testCheckpoint(t *testing.T) {
 	if err := n.Apply(t.Context(), fmt.Sprintf("{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: %s}, spec: {repository: r.test/job, pod: first}}", strings.Repeat("n", 64))); err == nil || !strings.Contains(err.Error(), "metadata.name") {
 		t.Errorf("a name of 64 letters: %v", err)
 	}
+	if err := n.Apply(t.Context(), "{apiVersion: gpuckpt.dev/v1alpha1, kind: Checkpoint, metadata: {name: tagged}, spec: {repository: 'r.test/job:1', pod: first}}"); err == nil || !strings.Contains(err.Error(), "without a tag") {
+		t.Errorf("a repository with a tag: %v", err)
+	}
 
 	refused := apply(t, n, "refused", counter{workload: "managed"})
 	expect(t, refused, counterPort, "101")

@@ -317,6 +317,8 @@ func TestCheckpointRefuses(t *testing.T) {
 	fails(t, shared, nil, []string{"compression level 99"}, "checkpoint", k.ID, "--image", ref, "--level", "99")
 	fails(t, shared, []string{"CONTAINERD_ADDRESS=/nonexistent.sock"}, []string{"/nonexistent.sock", "--address"}, "image", "inspect", ref)
 	k.Expect(t, "next", "101")
+	runc := start(t, shared, harness.RunSpec{ID: harness.Name(t) + "-runc", Runtime: harness.RuncRuntime}, "counter")
+	fails(t, shared, nil, []string{"its runtime is containerd-shim-runc-v2, not gpuckpt's", "runtimeClassName: gpuckpt"}, "checkpoint", runc.ID, "--image", ref)
 	// The image that the container was made from has another meaning by now.
 	if err := shared.Client().ImageService().Delete(t.Context(), harness.WorkloadImage); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // What cannot be suspended or resumed is told so, and nothing happens to it.
@@ -27,6 +28,17 @@ func TestRefusals(t *testing.T) {
 	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "is not suspended")
 	k.Expect(t, "count", "102")
 	harness.Says(t, gpuckpt(t, shared, "suspend", "no-such-container"), "find container no-such-container", "not found")
+
+	shim, err := bins.Path(proc.ShimName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	byPath := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-path", Runtime: shim, GPUs: []int{0}}, "counter")
+	byPath.Expect(t, "count", "101")
+	harness.Says(t, gpuckpt(t, shared, "resume", byPath.ID), "is not suspended")
+	suspend(t, shared, byPath)
+	harness.Says(t, gpuckpt(t, shared, "suspend", byPath.ID), "is suspended already")
+	resume(t, shared, byPath)
 
 	plain := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-plain"}, "plain")
 	harness.Says(t, gpuckpt(t, shared, "suspend", plain.ID), "no process of the container uses CUDA")

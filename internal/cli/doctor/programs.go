@@ -15,11 +15,12 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // ShimName is the file name of this project's shim.
-const ShimName = "containerd-shim-gpuckpt-v2"
+const ShimName = proc.ShimName
 
 const installFix = "make install  # in gpuckpt's sources: shim, helper and gpuckpt to /usr/local/bin"
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -128,6 +129,19 @@ func (s Status) Process() int { return s.Number("Tgid") }
 
 // Parent returns the parent of the process.
 func (s Status) Parent() int { return s.Number("PPid") }
+
+// ShimName is the file name of this project's shim.
+const ShimName = "containerd-shim-gpuckpt-v2"
+
+// Shim returns the shim of a container whose first process this is, and the file name of the shim's
+// program; empty if it cannot be seen. Its arguments may be read without rights over it.
+func (s Status) Shim() (pid int, program string) {
+	if args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", s.Parent())); err == nil {
+		path, _, _ := strings.Cut(string(args), "\x00")
+		program = filepath.Base(path)
+	}
+	return s.Parent(), program
+}
 
 // NSPID returns the number of the process, or of the thread, in its innermost pid
 // namespace.
