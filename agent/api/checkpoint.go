@@ -81,9 +81,10 @@ const (
 	Interrupted = "Interrupted" // a reason of Failed
 	NoAgent     = "NoAgent"     // another
 	// Waiting is there while a Checkpoint waits for what may never come. NoAgent and NotScheduled are
-	// its reasons, and those of Failed when it has waited in vain.
+	// its reasons, and those of Failed when it has waited in vain. Queued waits for another one.
 	Waiting      = "Waiting"
 	NotScheduled = "PodNotScheduled"
+	Queued       = "Queued"
 )
 
 // The stages.

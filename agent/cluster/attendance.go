@@ -71,7 +71,11 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	if alone == nil {
 		r.attended(&k)
-		return ctrl.Result{RequeueAfter: glance}, r.waits(ctx, &k, nil)
+		before, err := r.before(ctx, &k)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		return ctrl.Result{RequeueAfter: glance}, r.waits(ctx, &k, before)
 	}
 	var limit time.Duration // of all others, which no waiting mends
 	next := glance
@@ -102,6 +106,23 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{}, nil
 }
 
+// before returns the Checkpoint of its namespace that one waits for, which its node takes first.
+func (r *attendance) before(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+	if k.Status.Phase != "" {
+		return nil, nil
+	}
+	var all api.CheckpointList
+	if err := r.client.List(ctx, &all, client.InNamespace(k.Namespace)); err != nil {
+		return nil, err
+	}
+	for _, other := range all.Items {
+		if other.Status.Phase == api.Running && other.Status.Node == k.Status.Node {
+			return &failure{api.Queued, fmt.Errorf("the node %s is at the Checkpoint %s of this namespace", k.Status.Node, other.Name)}, nil
+		}
+	}
+	return nil, nil
+}
+
 // waits has a Checkpoint say what it waits for, nil for nothing more, and tells it in an event. The
 // agents change the same status: a conflict is an error, and another round sees what is new.
 func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure) error {
@@ -117,7 +138,7 @@ func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure)
 	if err := r.client.Status().Update(ctx, k); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if why != nil && (said == nil || said.Reason != why.reason) {
+	if why != nil && why.reason != api.Queued && (said == nil || said.Reason != why.reason) {
 		r.events.Event(k, corev1.EventTypeWarning, why.reason, why.Error())
 	}
 	return nil

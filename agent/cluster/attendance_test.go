@@ -119,6 +119,29 @@ func TestAttendance(t *testing.T) {
 	}
 }
 
+// A Checkpoint whose node is at another one of its namespace says so until its turn comes.
+func TestQueued(t *testing.T) {
+	first := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "first"}, Status: api.Status{Phase: api.Running, Node: "here"}}
+	second := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "job"}, Status: api.Status{Node: "here"}}
+	k := newTest(t, first, second, running("job", "here"), agentOn("here", corev1.ConditionTrue))
+	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	for _, want := range []string{"the node here is at the Checkpoint first of this namespace", ""} {
+		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
+			t.Fatal(err)
+		}
+		said := ""
+		if k.get("k", second); len(second.Status.Conditions) > 0 {
+			said = second.Status.Conditions[0].Message
+		}
+		if said != want || len(k.events.Events) > 0 {
+			t.Errorf("it says %q, want %q; %d events", said, want, len(k.events.Events))
+		}
+		k.get("first", first)
+		first.Status.Phase = api.Succeeded
+		k.must(k.client.Status().Update(t.Context(), first))
+	}
+}
+
 // evicted has a pod end that is to be checkpointed before.
 func evicted(pod *corev1.Pod) *corev1.Pod {
 	pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
