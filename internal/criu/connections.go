@@ -55,8 +55,8 @@ func RestoreReleased(dumped *image.Set) error {
 	for _, f := range hold {
 		held = append(held, uint64(f.Code)<<48|uint64(f.K)) // as CRIU's encode_filter
 	}
-	return dumped.Edit("files.img", func(e *image.Entry) error {
-		if f, ok := e.Message.(*fdinfo.FileEntry); ok && slices.Equal(f.GetIsk().GetOpts().GetSoFilter(), held) {
+	return image.EditOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
+		if slices.Equal(f.GetIsk().GetOpts().GetSoFilter(), held) {
 			f.Isk.Opts.SoFilter = nil
 		}
 		return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/userns"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 )
 
 // Dump is what CRIU would give to the processes of a restore, as far as it is
@@ -63,12 +64,12 @@ const MaxThreads = 100_000
 func (im *Images) Dump() (*Dump, error) {
 	d := &Dump{UserNS: make(map[uint32]*userns.UsernsEntry)}
 	var err error
-	d.Inventory, err = one[inventory.InventoryEntry](im, "inventory.img")
+	d.Inventory, err = one[*inventory.InventoryEntry](im, "inventory.img")
 	if err == nil {
-		d.Cgroups, err = one[cgroup.CgroupEntry](im, "cgroup.img")
+		d.Cgroups, err = one[*cgroup.CgroupEntry](im, "cgroup.img")
 	}
 	if err == nil && im.Has("seccomp.img") {
-		d.Seccomp, err = one[seccomp.SeccompEntry](im, "seccomp.img")
+		d.Seccomp, err = one[*seccomp.SeccompEntry](im, "seccomp.img")
 	}
 	if err == nil {
 		err = im.readTasks(d)
@@ -81,7 +82,7 @@ func (im *Images) Dump() (*Dump, error) {
 	}
 	// CRIU has written what it calls a network namespace that it wants to be given.
 	if name := fmt.Sprintf("netns-%d.img", d.Tasks[0].IDs.GetNetNsId()); im.Has(name) {
-		n, err := one[netdev.NetnsEntry](im, name)
+		n, err := one[*netdev.NetnsEntry](im, name)
 		if err != nil {
 			return nil, err
 		}
@@ -111,9 +112,9 @@ func (d *Dump) OtherUsers() bool {
 func (im *Images) readTasks(d *Dump) error {
 	var tree []*pstree.PstreeEntry
 	total := 0
-	err := each(im, "pstree.img", func(p *pstree.PstreeEntry) error {
+	err := image.EachOf(im.Set, "pstree.img", func(p *pstree.PstreeEntry) error {
 		if total += max(1, len(p.GetThreads())); total > MaxThreads {
-			return fmt.Errorf("it has more than %d threads", MaxThreads)
+			return fmt.Errorf("%w: pstree.img in %s has more than %d threads", images.ErrDamaged, im.dir, MaxThreads)
 		}
 		tree = append(tree, p)
 		return nil
@@ -137,7 +138,7 @@ func (im *Images) readTasks(d *Dump) error {
 		}
 		processes[p.GetPid()] = true
 		if id := t.IDs.GetUserNsId(); id != 0 && id != d.Inventory.GetRootIds().GetUserNsId() && d.UserNS[id] == nil {
-			if d.UserNS[id], err = one[userns.UsernsEntry](im, fmt.Sprintf("userns-%d.img", id)); err != nil {
+			if d.UserNS[id], err = one[*userns.UsernsEntry](im, fmt.Sprintf("userns-%d.img", id)); err != nil {
 				return err
 			}
 		}
@@ -155,7 +156,7 @@ func (im *Images) readTask(p *pstree.PstreeEntry, known map[uint32]bool) (Task, 
 			return t, fmt.Errorf("%w: pstree.img in %s has %d twice", images.ErrDamaged, im.dir, tid)
 		}
 		known[tid] = true
-		core, err := one[criucore.CoreEntry](im, fmt.Sprintf("core-%d.img", tid))
+		core, err := one[*criucore.CoreEntry](im, fmt.Sprintf("core-%d.img", tid))
 		if err != nil {
 			return t, err
 		}
@@ -183,6 +184,6 @@ func (im *Images) readTask(p *pstree.PstreeEntry, known map[uint32]bool) (Task, 
 		return t, nil
 	}
 	var err error
-	t.IDs, err = one[criucore.TaskKobjIdsEntry](im, fmt.Sprintf("ids-%d.img", t.PID))
+	t.IDs, err = one[*criucore.TaskKobjIdsEntry](im, fmt.Sprintf("ids-%d.img", t.PID))
 	return t, err
 }

@@ -5,7 +5,6 @@ package criu
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -52,24 +51,17 @@ func (im *Images) allMounts() ([]*mnt.MntEntry, error) {
 	if im.mounts != nil {
 		return im.mounts, nil
 	}
-	names, err := filepath.Glob(filepath.Join(im.dir, "mountpoints-*.img"))
-	if err != nil {
-		return nil, fmt.Errorf("find CRIU's images: %w", err)
-	}
-	for _, name := range names {
-		err := each(im, filepath.Base(name), func(m *mnt.MntEntry) error {
-			if len(im.mounts) == maxMounts {
-				return fmt.Errorf("more than %d mounts", maxMounts)
-			}
-			im.mounts = append(im.mounts, m)
-			return nil
-		})
-		if err != nil {
-			im.mounts = nil
-			return nil, err
+	err := image.EachOf(im.Set, "mountpoints-*.img", func(m *mnt.MntEntry) error {
+		if len(im.mounts) == maxMounts {
+			return fmt.Errorf("%w: more than %d mounts in %s", images.ErrDamaged, maxMounts, im.dir)
 		}
+		im.mounts = append(im.mounts, m)
+		return nil
+	})
+	if err != nil {
+		im.mounts = nil
 	}
-	return im.mounts, nil
+	return im.mounts, err
 }
 
 // Files returns the regular files that the processes of a dump have open or
@@ -80,7 +72,7 @@ func (im *Images) Files() ([]string, error) {
 		return nil, nil
 	}
 	var paths []string
-	err := each(im, "files.img", func(f *fdinfo.FileEntry) error {
+	err := image.EachOf(im.Set, "files.img", func(f *fdinfo.FileEntry) error {
 		paths = append(paths, f.GetReg().GetName())
 		return nil
 	})
@@ -96,31 +88,11 @@ func sortedSet(paths []string) []string {
 	return slices.DeleteFunc(slices.Compact(paths), func(p string) bool { return p == "" })
 }
 
-// message is a protobuf message that is made of T.
-type message[T any] interface {
-	*T
-	proto.Message
-}
-
 // one reads an image that has one entry.
-func one[T any, M message[T]](im *Images, name string) (entry M, err error) {
-	err = each(im, name, func(m M) error {
+func one[M proto.Message](im *Images, name string) (entry M, err error) {
+	err = image.EachOf(im.Set, name, func(m M) error {
 		entry = m
 		return nil
 	})
 	return entry, err
-}
-
-// each calls do with one entry of an image after the other. Its name tells what entries it has.
-func each[T any, M message[T]](im *Images, name string, do func(M) error) error {
-	return im.Each(name, func(e *image.Entry) error {
-		m, ok := e.Message.(M)
-		if !ok {
-			return fmt.Errorf("%w: %w", images.ErrDamaged, e.Errorf("it is a %T", e.Message))
-		}
-		if err := do(m); err != nil {
-			return fmt.Errorf("%w: %s: %w", images.ErrDamaged, filepath.Join(im.dir, name), err)
-		}
-		return nil
-	})
 }

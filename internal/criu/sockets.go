@@ -5,6 +5,8 @@ package criu
 
 import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 )
 
 // TornSocket is a Unix socket of a dump that is connected to one which the dump lacks. CRIU dumps
@@ -26,7 +28,7 @@ func (im *Images) tornSockets() ([]TornSocket, error) {
 	}
 	var connected []TornSocket
 	known := make(map[uint32]bool)
-	err := each(im, "files.img", func(f *fdinfo.FileEntry) error {
+	err := image.EachOf(im.Set, "files.img", func(f *fdinfo.FileEntry) error {
 		if s := f.GetUsk(); s != nil {
 			known[s.GetIno()] = true
 			if s.GetPeer() != 0 && s.GetUflags()&uskCallback == 0 {

@@ -85,9 +85,8 @@ func goneFiles(dumped *image.Set) (all []gone, err error) {
 		return nil, nil
 	}
 	isDir := make(map[uint32]bool)
-	err = dumped.Each("remap-fpath.img", func(e *image.Entry) error {
-		m, ok := e.Message.(*remap.RemapFilePathEntry)
-		if !ok || m.GetRemapType() != remap.RemapType_GHOST {
+	err = image.EachOf(dumped, "remap-fpath.img", func(m *remap.RemapFilePathEntry) error {
+		if m.GetRemapType() != remap.RemapType_GHOST {
 			return nil
 		}
 		is, err := isGoneDir(dumped, m.GetRemapId())
@@ -97,10 +96,9 @@ func goneFiles(dumped *image.Set) (all []gone, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = dumped.Each("files.img", func(e *image.Entry) error {
-		m, ok := e.Message.(*fdinfo.FileEntry)
+	err = image.EachOf(dumped, "files.img", func(m *fdinfo.FileEntry) error {
 		r := m.GetReg()
-		if is, there := isDir[r.GetId()]; ok && r != nil && there {
+		if is, there := isDir[r.GetId()]; r != nil && there {
 			all = append(all, gone{r.GetId(), r.GetName(), is})
 		}
 		return nil
@@ -174,10 +172,8 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 	if !dumped.Has(name) {
 		return false, nil // which CRIU says
 	}
-	err = dumped.Each(name, func(e *image.Entry) error {
-		if g, ok := e.Message.(*ghostfile.GhostFileEntry); ok {
-			is = g.GetMode()&unix.S_IFMT == unix.S_IFDIR
-		}
+	err = image.EachOf(dumped, name, func(g *ghostfile.GhostFileEntry) error {
+		is = g.GetMode()&unix.S_IFMT == unix.S_IFDIR
 		return nil
 	})
 	return is, err

@@ -4,6 +4,7 @@
 package adapt
 
 import (
+	"cmp"
 	"path"
 	"slices"
 
@@ -28,18 +29,18 @@ func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (*P
 		return nil, err
 	}
 	var mounts []*mnt.MntEntry
-	var files []*fdinfo.FileEntry
 	closed := false
-	err = each(dumped, func(e *image.Entry) {
-		switch m := e.Message.(type) {
-		case *mnt.MntEntry:
-			mounts = append(mounts, m)
-		case *fdinfo.FileEntry:
-			files = append(files, m)
-		case *inventory.InventoryEntry:
-			closed = m.GetTcpClose()
-		}
+	err = image.EachOf(dumped, "mountpoints-*.img", func(m *mnt.MntEntry) error {
+		mounts = append(mounts, m)
+		return nil
 	})
+	files, ferr := filesOf(dumped)
+	if err = cmp.Or(err, ferr); err == nil {
+		err = image.EachOf(dumped, "inventory*.img", func(m *inventory.InventoryEntry) error {
+			closed = m.GetTcpClose()
+			return nil
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -71,23 +72,11 @@ func slaves(spec *specs.Spec, mounts []*mnt.MntEntry) map[uint32]bool {
 	return found
 }
 
-// each calls do with each mount and open file of a dump, and with its inventory.
-func each(dumped *image.Set, do func(*image.Entry)) error {
-	names, err := dumped.Names()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		switch image.KindOf(name).Magic {
-		case "MNTS", "FILES", "INVENTORY":
-			err = dumped.Each(name, func(e *image.Entry) error {
-				do(e)
-				return nil
-			})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+// filesOf returns the open files of a dump.
+func filesOf(dumped *image.Set) (files []*fdinfo.FileEntry, err error) {
+	err = image.EachOf(dumped, "files*.img", func(f *fdinfo.FileEntry) error {
+		files = append(files, f)
+		return nil
+	})
+	return files, err
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	tcpstream "github.com/checkpoint-restore/go-criu/v8/crit/images/tcp-stream"
 	"github.com/containerd/errdefs"
 
@@ -30,12 +29,7 @@ func CheckUnsent(ctx context.Context, dumped *image.Set, settings criu.Settings,
 	if locks, err := settings.LocksNetwork(ctx, r); err != nil || locks {
 		return err
 	}
-	var files []*fdinfo.FileEntry
-	err := each(dumped, func(e *image.Entry) {
-		if f, ok := e.Message.(*fdinfo.FileEntry); ok {
-			files = append(files, f)
-		}
-	})
+	files, err := filesOf(dumped)
 	if err != nil {
 		return err
 	}
@@ -46,8 +40,8 @@ func CheckUnsent(ctx context.Context, dumped *image.Set, settings criu.Settings,
 		if s == nil || !plan.inner(s) || !dumped.Has(name) {
 			continue
 		}
-		err = errors.Join(err, dumped.Each(name, func(e *image.Entry) error {
-			if t, ok := e.Message.(*tcpstream.TcpStreamEntry); ok && t.GetUnsqLen() > 0 {
+		err = errors.Join(err, image.EachOf(dumped, name, func(t *tcpstream.TcpStreamEntry) error {
+			if t.GetUnsqLen() > 0 {
 				return ErrUnsent
 			}
 			return nil

@@ -21,6 +21,7 @@ import (
 	"sync"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	ipcsem "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-sem"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"golang.org/x/sys/unix"
@@ -86,10 +87,8 @@ type looked struct{ datagrams, connections, events, semaphores, locked bool }
 func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
 	var l looked
 	sockets, watches := make(map[string]map[string]bool), false // by their tables
-	err = dumped.Each("files.img", func(e *image.Entry) error {
-		m, ok := e.Message.(*fdinfo.FileEntry)
+	err = image.EachOf(dumped, "files.img", func(m *fdinfo.FileEntry) error {
 		switch {
-		case !ok:
 		case m.GetIsk() != nil:
 			table := tableOf(m.GetIsk())
 			if sockets[table] == nil {
@@ -112,20 +111,12 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 	if err == nil && watches {
 		l.events, err = unread(pids)
 	}
-	names, nerr := dumped.Names()
-	for _, name := range names {
-		if strings.HasPrefix(name, "ipcns-sem-") {
-			nerr = errors.Join(nerr, dumped.Each(name, func(*image.Entry) error { l.semaphores = true; return nil }))
-		}
-		if strings.HasPrefix(name, "ipcns-shm-") {
-			nerr = errors.Join(nerr, dumped.Each(name, func(e *image.Entry) error {
-				m, ok := e.Message.(*ipcshm.IpcShmEntry)
-				l.locked = l.locked || ok && m.GetDesc().GetMode()&segmentLocked != 0
-				return nil
-			}))
-		}
-	}
-	if err = errors.Join(err, nerr); err != nil {
+	serr := image.EachOf(dumped, "ipcns-sem-*.img", func(*ipcsem.IpcSemEntry) error { l.semaphores = true; return nil })
+	lerr := image.EachOf(dumped, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
+		l.locked = l.locked || m.GetDesc().GetMode()&segmentLocked != 0
+		return nil
+	})
+	if err = errors.Join(err, serr, lerr); err != nil {
 		return nil, err
 	}
 	for _, k := range Kinds {

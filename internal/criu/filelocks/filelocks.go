@@ -382,11 +382,9 @@ func (f Found) Complete(dumped *image.Set) error {
 	}
 	listed := make(map[key]bool)
 	if dumped.Has(imageName) {
-		err := dumped.Each(imageName, func(e *image.Entry) error {
-			if m, ok := e.Message.(*filelock.FileLockEntry); ok {
-				if h, holds := f[int(m.GetPid())][int(m.GetFd())][lockOf(m)]; holds {
-					listed[key{int(m.GetPid()), h}] = true
-				}
+		err := image.EachOf(dumped, imageName, func(m *filelock.FileLockEntry) error {
+			if h, holds := f[int(m.GetPid())][int(m.GetFd())][lockOf(m)]; holds {
+				listed[key{int(m.GetPid()), h}] = true
 			}
 			return nil
 		})

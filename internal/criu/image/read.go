@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	"golang.org/x/sys/unix"
@@ -150,6 +152,40 @@ func (s *Set) Each(name string, do func(*Entry) error) error {
 		}
 		return skip(data) // without reading it
 	})
+}
+
+// EachOf calls do with the entries of one type in an image, or in all whose names match a pattern (path.Match), of which
+// there may be none.
+func EachOf[M proto.Message](s *Set, pattern string, do func(M) error) error {
+	return s.matching(pattern, func(name string) error { return s.Each(name, of(do)) })
+}
+
+// EditOf is Edit for the entries of one type in an image, or in all whose names match a pattern.
+func EditOf[M proto.Message](s *Set, pattern string, edit func(M) error) error {
+	return s.matching(pattern, func(name string) error { return s.Edit(name, of(edit)) })
+}
+
+func of[M proto.Message](do func(M) error) func(*Entry) error {
+	return func(e *Entry) error {
+		if m, ok := e.Message.(M); ok {
+			return do(m)
+		}
+		return nil
+	}
+}
+
+// matching calls do with the names that match a pattern. One without a star is a name itself, also of no file.
+func (s *Set) matching(pattern string, do func(name string) error) error {
+	if !strings.Contains(pattern, "*") {
+		return do(pattern)
+	}
+	names, err := fs.Glob(os.DirFS(s.dir), pattern)
+	for _, name := range names {
+		if err == nil {
+			err = do(name)
+		}
+	}
+	return err
 }
 
 // each is Each that hands out the data of an entry as well, which do must read.

@@ -83,12 +83,10 @@ func (d *dumper) merge(from source, number int, dir string, digest bool) (a answ
 // mapped refuses a dump that lacks a mapping of which something was left out.
 func (h *held) mapped(set *image.Set, number int) error {
 	var spans []span
-	err := set.Each(fmt.Sprintf("mm-%d.img", number), func(e *image.Entry) error {
-		if m, ok := e.Message.(*mm.MmEntry); ok {
-			for _, v := range m.GetVmas() {
-				if fillable(v) {
-					spans = append(spans, span{v.GetStart(), v.GetEnd()})
-				}
+	err := image.EachOf(set, fmt.Sprintf("mm-%d.img", number), func(m *mm.MmEntry) error {
+		for _, v := range m.GetVmas() {
+			if fillable(v) {
+				spans = append(spans, span{v.GetStart(), v.GetEnd()})
 			}
 		}
 		return nil

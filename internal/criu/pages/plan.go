@@ -88,7 +88,7 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 		p.Close()
 		return nil, err
 	}
-	return p, p.open(names)
+	return p, p.open()
 }
 
 // mappings returns the mappings that may be chosen, by the number of their process, and how many
@@ -100,11 +100,7 @@ func mappings(set *image.Set, names []string) (may map[string][]span, known map[
 		if !ok {
 			continue
 		}
-		err := set.Each(name, func(e *image.Entry) error {
-			m, ok := e.Message.(*mm.MmEntry)
-			if !ok {
-				return nil
-			}
+		err := image.EachOf(set, name, func(m *mm.MmEntry) error {
 			for _, v := range m.GetVmas() {
 				s := span{v.GetStart(), v.GetEnd()}
 				known[s]++
@@ -192,22 +188,15 @@ func (p *Plan) choose(name, number string, may []span, least uint64) error {
 }
 
 // open opens the images that have the memory. One that two images refer to stays with CRIU.
-func (p *Plan) open(names []string) (err error) {
+func (p *Plan) open() (err error) {
 	users := make(map[string]int)
-	for _, name := range names {
-		if !strings.HasPrefix(name, "pagemap-") {
-			continue
-		}
-		err := p.set.Each(name, func(e *image.Entry) error {
-			if m, ok := e.Message.(*pagemap.PagemapHead); ok {
-				users[fmt.Sprintf("pages-%d.img", m.GetPagesId())]++
-			}
-			return nil
-		})
-		if err != nil {
-			p.Close()
-			return err
-		}
+	err = image.EachOf(p.set, "pagemap-*.img", func(m *pagemap.PagemapHead) error {
+		users[fmt.Sprintf("pages-%d.img", m.GetPagesId())]++
+		return nil
+	})
+	if err != nil {
+		p.Close()
+		return err
 	}
 	for name, t := range p.tasks {
 		if users[t.pages] > 1 {

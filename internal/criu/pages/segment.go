@@ -13,7 +13,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
@@ -206,7 +205,7 @@ func (p *Plan) chooseSegments(names []string, least uint64) error {
 
 // segmentsOf returns the segments by what a mapping of them says in an image: a file's number for those that
 // CRIU restores as memfds, which are all but those of shmget.
-func (p *Plan) segmentsOf(names []string) (byFile, byID map[uint64]uint64, err error) {
+func (p *Plan) segmentsOf() (byFile, byID map[uint64]uint64, err error) {
 	inodes := make(map[uint64]uint64)
 	byFile, byID = make(map[uint64]uint64), make(map[uint64]uint64)
 	for _, name := range []string{"memfd.img", "files.img"} { // in this order
@@ -224,16 +223,14 @@ func (p *Plan) segmentsOf(names []string) (byFile, byID map[uint64]uint64, err e
 			})
 		}
 	}
-	for _, name := range names {
-		if err == nil && strings.HasPrefix(name, "ipcns-shm-") {
-			err = p.set.Each(name, func(e *image.Entry) error {
-				if m, ok := e.Message.(*ipcshm.IpcShmEntry); ok && m.GetHugetlbFlag() == 0 {
-					id := uint64(m.GetDesc().GetId())
-					byID[id] = id
-				}
-				return nil
-			})
-		}
+	if err == nil {
+		err = image.EachOf(p.set, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
+			if m.GetHugetlbFlag() == 0 {
+				id := uint64(m.GetDesc().GetId())
+				byID[id] = id
+			}
+			return nil
+		})
 	}
 	return byFile, byID, err
 }
@@ -241,7 +238,7 @@ func (p *Plan) segmentsOf(names []string) (byFile, byID map[uint64]uint64, err e
 // places returns where processes have segments mapped, by the numbers of both.
 func (p *Plan) places(names []string) (map[uint64]map[int][]place, error) {
 	at := make(map[uint64]map[int][]place)
-	byFile, byID, err := p.segmentsOf(names)
+	byFile, byID, err := p.segmentsOf()
 	if err != nil || len(byFile)+len(byID) == 0 {
 		return at, err
 	}
@@ -251,8 +248,7 @@ func (p *Plan) places(names []string) (map[uint64]map[int][]place, error) {
 		if err != nil {
 			continue
 		}
-		err = p.set.Each(name, func(e *image.Entry) error {
-			m, _ := e.Message.(*mm.MmEntry)
+		err = image.EachOf(p.set, name, func(m *mm.MmEntry) error {
 			for _, v := range m.GetVmas() {
 				var segment uint64
 				ok := false

@@ -5,7 +5,6 @@ package names
 
 import (
 	"fmt"
-	"strings"
 
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/memfd"
@@ -24,26 +23,13 @@ const (
 // Numbers refuses a dump in which a System V segment and other shared memory have one number: CRIU names
 // the file with the content of each by it, the segment's id and the other's inode, and keeps one.
 func Numbers(dumped *image.Set) error {
-	all, err := dumped.Names()
-	if err != nil {
-		return err
-	}
 	segments := make(map[uint64]bool)
-	for _, name := range all {
-		if strings.HasPrefix(name, "ipcns-shm-") {
-			err := dumped.Each(name, func(e *image.Entry) error {
-				if m, ok := e.Message.(*ipcshm.IpcShmEntry); ok {
-					segments[uint64(m.GetDesc().GetId())] = true
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		}
-	}
-	if len(segments) == 0 {
+	err := image.EachOf(dumped, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
+		segments[uint64(m.GetDesc().GetId())] = true
 		return nil
+	})
+	if err != nil || len(segments) == 0 {
+		return err
 	}
 	twice := func(number uint64) error {
 		if !segments[number] {
@@ -52,28 +38,18 @@ func Numbers(dumped *image.Set) error {
 		return fmt.Errorf("a System V segment and other shared memory have the number %d, by which CRIU knows the content of both: have the program make one of them anew: %w",
 			number, errdefs.ErrFailedPrecondition)
 	}
-	for _, name := range all {
-		if name != "memfd.img" && !strings.HasPrefix(name, "mm-") {
-			continue
-		}
-		err := dumped.Each(name, func(e *image.Entry) error {
-			switch m := e.Message.(type) {
-			case *memfd.MemfdInodeEntry:
-				return twice(uint64(m.GetShmid()))
-			case *mm.MmEntry:
-				for _, v := range m.GetVmas() {
-					if v.GetStatus()&(anonymousShared|systemV) == anonymousShared {
-						if err := twice(v.GetShmid()); err != nil {
-							return err
-						}
-					}
+	err = image.EachOf(dumped, "memfd*.img", func(m *memfd.MemfdInodeEntry) error { return twice(uint64(m.GetShmid())) })
+	if err != nil {
+		return err
+	}
+	return image.EachOf(dumped, "mm-*.img", func(m *mm.MmEntry) error {
+		for _, v := range m.GetVmas() {
+			if v.GetStatus()&(anonymousShared|systemV) == anonymousShared {
+				if err := twice(v.GetShmid()); err != nil {
+					return err
 				}
 			}
-			return nil
-		})
-		if err != nil {
-			return err
 		}
-	}
-	return nil
+		return nil
+	})
 }

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -29,7 +28,6 @@ import (
 const (
 	remapImage = "remap-fpath.img"
 	filesImage = "files.img"
-	mountImage = "mountpoints-*.img"
 )
 
 // Removed has a dump, whose processes still stand still, open each file that was removed, and has
@@ -86,8 +84,8 @@ func linked(dumped *image.Set) (map[uint32]uint32, error) {
 	if !dumped.Has(remapImage) {
 		return nil, nil
 	}
-	err := dumped.Each(remapImage, func(e *image.Entry) error {
-		if r, ok := e.Message.(*remap.RemapFilePathEntry); ok && r.GetRemapType() == remap.RemapType_LINKED {
+	err := image.EachOf(dumped, remapImage, func(r *remap.RemapFilePathEntry) error {
+		if r.GetRemapType() == remap.RemapType_LINKED {
 			links[r.GetOrigId()] = r.GetRemapId()
 		}
 		return nil
@@ -97,33 +95,26 @@ func linked(dumped *image.Set) (map[uint32]uint32, error) {
 
 // removedFiles returns the files with a link whose content is not in the dump, and where mounts are.
 func removedFiles(dumped *image.Set, links map[uint32]uint32) (removed []*regfile.RegFileEntry, mounts map[int32]string, err error) {
-	all, err := dumped.Names()
+	mounts, saved, kept := make(map[int32]string), make(map[int32]bool), proc.Bound(0)
+	err = image.EachOf(dumped, "mountpoints-*.img", func(m *mnt.MntEntry) error {
+		outside := m.GetExtMount() || m.GetExtKey() != ""
+		mounts[int32(m.GetMntId())] = path.Clean("/" + m.GetMountpoint())
+		saved[int32(m.GetMntId())] = !outside && m.GetFstype() == uint32(mnt.Fstype_TMPFS) ||
+			m.GetExtKey() == "/dev/shm" && dumped.Has(tmpfs.ShmImage)
+		return nil
+	})
 	if err != nil {
 		return nil, nil, err
 	}
-	mounts, saved, kept := make(map[int32]string), make(map[int32]bool), proc.Bound(0)
-	for _, name := range all {
-		if is, _ := filepath.Match(mountImage, name); !is && name != filesImage {
-			continue
+	err = image.EachOf(dumped, filesImage, func(m *fdinfo.FileEntry) error {
+		if r := m.GetReg(); r != nil && links[r.GetId()] != 0 {
+			removed = append(removed, r)
+			return kept.Take(r.GetName())
 		}
-		err := dumped.Each(name, func(e *image.Entry) error {
-			switch m := e.Message.(type) {
-			case *mnt.MntEntry:
-				outside := m.GetExtMount() || m.GetExtKey() != ""
-				mounts[int32(m.GetMntId())] = path.Clean("/" + m.GetMountpoint())
-				saved[int32(m.GetMntId())] = !outside && m.GetFstype() == uint32(mnt.Fstype_TMPFS) ||
-					m.GetExtKey() == "/dev/shm" && dumped.Has(tmpfs.ShmImage)
-			case *fdinfo.FileEntry:
-				if r := m.GetReg(); r != nil && links[r.GetId()] != 0 {
-					removed = append(removed, r)
-					return kept.Take(r.GetName())
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, nil, err
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, nil, err
 	}
 	return slices.DeleteFunc(removed, func(r *regfile.RegFileEntry) bool { return saved[r.GetMntId()] }), mounts, nil
 }
@@ -166,8 +157,8 @@ func rename(dumped *image.Set, links map[uint32]uint32, renamed map[uint32]strin
 	for id := range renamed {
 		gone[links[id]] = true
 	}
-	err := dumped.Edit(remapImage, func(e *image.Entry) error {
-		if r, ok := e.Message.(*remap.RemapFilePathEntry); ok && renamed[r.GetOrigId()] != "" {
+	err := image.EditOf(dumped, remapImage, func(r *remap.RemapFilePathEntry) error {
+		if renamed[r.GetOrigId()] != "" {
 			return image.ErrOmit
 		}
 		return nil
@@ -175,8 +166,8 @@ func rename(dumped *image.Set, links map[uint32]uint32, renamed map[uint32]strin
 	if err != nil {
 		return err
 	}
-	return dumped.Edit(filesImage, func(e *image.Entry) error {
-		r := e.Message.(*fdinfo.FileEntry).GetReg()
+	return image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+		r := f.GetReg()
 		switch {
 		case r == nil:
 		case gone[r.GetId()]:

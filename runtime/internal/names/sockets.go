@@ -34,9 +34,8 @@ const (
 // old one. It refuses a socket whose name is not found.
 func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error)) error {
 	bound := make(map[uint32]*skunix.UnixSkEntry)
-	err := dumped.Each(filesImage, func(e *image.Entry) error {
-		f, ok := e.Message.(*fdinfo.FileEntry)
-		if s := f.GetUsk(); ok && s != nil && len(s.GetName()) > 0 && s.GetName()[0] != 0 &&
+	err := image.EachOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+		if s := f.GetUsk(); s != nil && len(s.GetName()) > 0 && s.GetName()[0] != 0 &&
 			(s.GetType() == unix.SOCK_DGRAM || s.GetState() != established) {
 			bound[s.GetIno()] = s
 		}
@@ -80,9 +79,8 @@ func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error))
 	if len(renamed) == 0 {
 		return nil
 	}
-	return dumped.Edit(filesImage, func(e *image.Entry) error {
-		f, ok := e.Message.(*fdinfo.FileEntry)
-		if s := f.GetUsk(); ok && s != nil && renamed[s.GetIno()] != "" {
+	return image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+		if s := f.GetUsk(); s != nil && renamed[s.GetIno()] != "" {
 			s.Name, s.NameDir, s.Deleted = []byte(renamed[s.GetIno()]+"\x00"), nil, nil
 		}
 		return nil

@@ -35,13 +35,19 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	if err := retype(dumped, ids); err != nil {
+	// All descriptors of them are of the type that CRIU leaves to plugins.
+	err := image.EditOf(dumped, "fdinfo-*.img", func(m *fdinfo.FdinfoEntry) error {
+		if ids[m.GetId()] && m.GetType() == fdinfo.FdTypes_EVENTFD {
+			m.Type = fdinfo.FdTypes_EXT.Enum()
+		}
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	var lines strings.Builder
-	err := dumped.Edit(filesImage, func(e *image.Entry) error {
-		f, ok := e.Message.(*fdinfo.FileEntry)
-		if !ok || f.GetEfd() == nil || !ids[f.GetId()] {
+	err = image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+		if f.GetEfd() == nil || !ids[f.GetId()] {
 			return nil
 		}
 		fmt.Fprintf(&lines, "%d\t%d\tsemaphore %d\n", f.GetId(), f.GetEfd().GetFlags(), f.GetEfd().GetCounter())
@@ -59,29 +65,6 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	defer to.Close()
 	_, err = to.WriteString(lines.String())
 	return err
-}
-
-// retype has all descriptors of files be of the type that CRIU leaves to plugins.
-func retype(dumped *image.Set, ids map[uint32]bool) error {
-	names, err := dumped.Names()
-	if err != nil {
-		return err
-	}
-	for _, name := range names {
-		if !strings.HasPrefix(name, "fdinfo-") {
-			continue
-		}
-		err := dumped.Edit(name, func(e *image.Entry) error {
-			if m, ok := e.Message.(*fdinfo.FdinfoEntry); ok && ids[m.GetId()] && m.GetType() == fdinfo.FdTypes_EVENTFD {
-				m.Type = fdinfo.FdTypes_EXT.Enum()
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // semaphores returns the descriptors of a process that are semaphores.
@@ -106,17 +89,15 @@ func semaphores(pid int) (fds map[int]bool, err error) {
 // filesOf adds the ids that a dump has for files of a process.
 func filesOf(dumped *image.Set, number int, fds map[int]bool, ids map[uint32]bool) error {
 	table := uint32(0)
-	err := dumped.Each(fmt.Sprintf("ids-%d.img", number), func(e *image.Entry) error {
-		if m, ok := e.Message.(*criucore.TaskKobjIdsEntry); ok {
-			table = m.GetFilesId()
-		}
+	err := image.EachOf(dumped, fmt.Sprintf("ids-%d.img", number), func(m *criucore.TaskKobjIdsEntry) error {
+		table = m.GetFilesId()
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return dumped.Each(fmt.Sprintf("fdinfo-%d.img", table), func(e *image.Entry) error {
-		if m, ok := e.Message.(*fdinfo.FdinfoEntry); ok && fds[int(m.GetFd())] {
+	return image.EachOf(dumped, fmt.Sprintf("fdinfo-%d.img", table), func(m *fdinfo.FdinfoEntry) error {
+		if fds[int(m.GetFd())] {
 			ids[m.GetId()] = true
 		}
 		return nil

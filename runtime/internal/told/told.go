@@ -181,11 +181,7 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 		return nil
 	}
 	for _, number := range t.timers {
-		err := dumped.Edit(fmt.Sprintf("core-%d.img", number), func(e *image.Entry) error {
-			m, ok := e.Message.(*criucore.CoreEntry)
-			if !ok {
-				return nil
-			}
+		err := image.EditOf(dumped, fmt.Sprintf("core-%d.img", number), func(m *criucore.CoreEntry) error {
 			for _, timer := range m.GetTc().GetTimers().GetPosix() {
 				if timer.GetItSigevNotify() == byThread && timer.NotifyThreadId == nil {
 					timer.NotifyThreadId = new(int32(number))
