@@ -89,25 +89,25 @@ func TestUnlock(t *testing.T) {
 	})
 	t.Run("nftables", func(t *testing.T) {
 		told(t, "network-lock nftables\n")
-		var s int
+		var s host.Netlink
 		in(t, func() (err error) {
-			s, err = unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+			s, err = host.OpenNetlink(unix.NETLINK_NETFILTER, 0)
 			return err
 		})
-		defer unix.Close(s)
+		defer s.Close()
 		const tables = unix.NFNL_SUBSYS_NFTABLES << 8
 		for _, name := range []string{"CRIU-1b4e28ba-2fa1-11d2-883f-0016d3cca427", "CRIU-7", "another"} {
 			batch := netfilterMessage(unix.NFNL_MSG_BATCH_BEGIN, 0, "")
 			batch = append(batch, netfilterMessage(tables|unix.NFT_MSG_NEWTABLE, unix.NLM_F_ACK|unix.NLM_F_CREATE, name)...)
 			batch = append(batch, netfilterMessage(unix.NFNL_MSG_BATCH_END, 0, "")...)
-			if err := askNetfilter(s, batch, func([]byte) {}); err != nil {
+			if err := s.Ask(batch, func([]byte) {}); err != nil {
 				t.Skipf("the kernel has no nftables: %v", err)
 			}
 		}
 		unlock(t, true)
 		unlock(t, false)
 		var left []string
-		if err := askNetfilter(s, netfilterMessage(tables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, ""), func(table []byte) {
+		if err := s.Ask(netfilterMessage(tables|unix.NFT_MSG_GETTABLE, unix.NLM_F_DUMP, ""), func(table []byte) {
 			left = append(left, tableName(table))
 		}); err != nil || len(left) != 1 || left[0] != "another" {
 			t.Errorf("left are %q, error %v", left, err)

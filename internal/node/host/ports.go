@@ -28,16 +28,16 @@ const (
 // error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
 	return InNetwork(namespace, func() error {
-		s, err := openDiag()
+		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(s)
+		defer s.Close()
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			found, err := endedAt(s, family, ports)
 			for _, identity := range found {
 				if err == nil {
-					err = askDiag(s, sockDestroy, unix.NLM_F_ACK, tcp(family, identity), nil)
+					err = s.Ask(NetlinkMessage(sockDestroy, unix.NLM_F_ACK, tcp(family, identity)), func([]byte) {})
 				}
 				if errors.Is(err, unix.ENOENT) {
 					err = nil // it has gone
@@ -51,14 +51,6 @@ func FreePorts(namespace string, ports map[uint16]bool) error {
 	})
 }
 
-func openDiag() (int, error) {
-	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
-	if err != nil {
-		return -1, fmt.Errorf("list connections: %w", err)
-	}
-	return s, nil
-}
-
 // tcp returns a request about TCP connections that have ended.
 func tcp(family byte, identity []byte) []byte {
 	request := make([]byte, diagRequest)
@@ -69,8 +61,8 @@ func tcp(family byte, identity []byte) []byte {
 }
 
 // endedAt returns the identities of the connections of a family that FreePorts ends.
-func endedAt(s int, family byte, ports map[uint16]bool) (found [][]byte, err error) {
-	err = askDiag(s, sockDiagByFamily, unix.NLM_F_DUMP, tcp(family, nil), func(m []byte) {
+func endedAt(s Netlink, family byte, ports map[uint16]bool) (found [][]byte, err error) {
+	err = s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, tcp(family, nil)), func(m []byte) {
 		if len(m) < diagMessage {
 			return
 		}
@@ -80,42 +72,4 @@ func endedAt(s int, family byte, ports map[uint16]bool) (found [][]byte, err err
 		}
 	})
 	return found, err
-}
-
-// askDiag sends the kernel a request, and calls each with every socket that it answers.
-func askDiag(s int, kind, flags uint16, body []byte, each func(message []byte)) error {
-	request := make([]byte, unix.SizeofNlMsghdr, unix.SizeofNlMsghdr+len(body))
-	binary.NativeEndian.PutUint32(request, uint32(cap(request)))
-	binary.NativeEndian.PutUint16(request[4:], kind)
-	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|flags)
-	request = append(request, body...)
-	if err := unix.Sendto(s, request, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		return err
-	}
-	for {
-		answer := make([]byte, 64<<10)
-		n, _, err := unix.Recvfrom(s, answer, 0)
-		if err != nil {
-			return err
-		}
-		for rest := answer[:n]; len(rest) >= unix.SizeofNlMsghdr; {
-			size, is := int(binary.NativeEndian.Uint32(rest)), binary.NativeEndian.Uint16(rest[4:])
-			if size < unix.SizeofNlMsghdr || size > len(rest) {
-				return unix.EBADMSG
-			}
-			message := rest[unix.SizeofNlMsghdr:size]
-			switch {
-			case is == unix.NLMSG_DONE:
-				return nil
-			case is == unix.NLMSG_ERROR && len(message) >= 4:
-				if code := -int32(binary.NativeEndian.Uint32(message)); code != 0 {
-					return unix.Errno(code)
-				}
-				return nil
-			case is == sockDiagByFamily && each != nil:
-				each(message)
-			}
-			rest = rest[min((size+3)&^3, len(rest)):]
-		}
-	}
 }

@@ -25,26 +25,19 @@ const (
 func UnixPeers(namespace string) (peers map[uint64]uint64, err error) {
 	peers = make(map[uint64]uint64)
 	err = InNetwork(namespace, func() error {
-		s, err := openDiag()
+		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(s)
+		defer s.Close()
 		request := make([]byte, unixRequest)
 		request[0] = unix.AF_UNIX
 		binary.NativeEndian.PutUint32(request[4:], ^uint32(0)) // of all states
 		binary.NativeEndian.PutUint32(request[12:], showPeer|showPending)
-		return askDiag(s, sockDiagByFamily, unix.NLM_F_DUMP, request, func(m []byte) {
-			if len(m) < unixMessage {
-				return
-			}
-			for rest := m[unixMessage:]; len(rest) >= unix.SizeofNlAttr; {
-				size, is := int(binary.NativeEndian.Uint16(rest)), binary.NativeEndian.Uint16(rest[2:])
-				if size < unix.SizeofNlAttr || size > len(rest) {
-					return
-				}
+		return s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, request), func(m []byte) {
+			for is, others := range NetlinkAttributes(m, unixMessage) {
 				self := uint64(binary.NativeEndian.Uint32(m[4:]))
-				for others := rest[unix.SizeofNlAttr:size]; len(others) >= 4; others = others[4:] {
+				for ; len(others) >= 4; others = others[4:] {
 					switch other := uint64(binary.NativeEndian.Uint32(others)); {
 					case other == 0: // it has closed
 					case is == unixPeer:
@@ -53,7 +46,6 @@ func UnixPeers(namespace string) (peers map[uint64]uint64, err error) {
 						peers[other] = self
 					}
 				}
-				rest = rest[min((size+3)&^3, len(rest)):]
 			}
 		})
 	})
