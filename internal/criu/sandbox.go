@@ -11,9 +11,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd/containerd/v2/pkg/cap"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
@@ -68,7 +68,7 @@ var restoring = []string{
 }
 
 // capabilities returns the set that CRIU keeps, a bit each.
-func (s Sandbox) capabilities() (set uint64) {
+func (s Sandbox) capabilities() uint64 {
 	names := slices.Clone(restoring)
 	if s.Traces {
 		names = append(names, "CAP_SYS_PTRACE")
@@ -76,12 +76,7 @@ func (s Sandbox) capabilities() (set uint64) {
 	if caps := s.Spec.Process.Capabilities; caps != nil {
 		names = slices.Concat(names, caps.Bounding, caps.Permitted, caps.Inheritable, caps.Ambient)
 	}
-	for _, name := range names {
-		if i := slices.Index(cap.Known(), strings.ToUpper(name)); i >= 0 {
-			set |= 1 << i
-		}
-	}
-	return set
+	return bundle.Capabilities(names)
 }
 
 // mountsAny reports whether the container itself may mount what it likes.
@@ -166,7 +161,7 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			for _, m := range mounts {
 				lines = append(lines, fmt.Sprintf("cgroup\t%s\t%s\t%s", strings.TrimPrefix(m.Subsystems[0], "name="), m.Mountpoint, m.Root))
 			}
-		case isBind(m):
+		case cdi.IsBind(m):
 			source := m.Source
 			if !filepath.IsAbs(source) { // as runc takes it
 				source = filepath.Join(filepath.Dir(dir), source)
@@ -190,10 +185,6 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 		}
 	}
 	return lines, nil
-}
-
-func isBind(m specs.Mount) bool {
-	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
 // outermost returns the paths that are not below another one, sorted, each once. One that is

@@ -5,6 +5,7 @@ package tmpfs
 
 import (
 	"path"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ func outsideShm(spec *specs.Spec) (dir string) {
 			continue
 		}
 		dir = ""
-		if m.Type == "bind" || isBind(m.Options) {
+		if m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind") {
 			dir = m.Source
 		}
 	}
@@ -48,13 +49,4 @@ func outsideShm(spec *specs.Spec) (dir string) {
 		return ""
 	}
 	return dir
-}
-
-func isBind(options []string) bool {
-	for _, o := range options {
-		if o == "bind" || o == "rbind" {
-			return true
-		}
-	}
-	return false
 }

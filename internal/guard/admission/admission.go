@@ -21,13 +21,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/seccomp"
-	"github.com/containerd/containerd/v2/pkg/cap"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -105,8 +103,8 @@ type allowance struct {
 func allowanceOf(spec *specs.Spec, host Host) *allowance {
 	a := &allowance{spec: spec, host: host, judged: make(map[string]error)}
 	if caps := spec.Process.Capabilities; caps != nil {
-		a.bounding, a.permitted = capabilitySet(caps.Bounding), capabilitySet(caps.Permitted)
-		a.inherited, a.ambient = capabilitySet(caps.Inheritable), capabilitySet(caps.Ambient)
+		a.bounding, a.permitted = bundle.Capabilities(caps.Bounding), bundle.Capabilities(caps.Permitted)
+		a.inherited, a.ambient = bundle.Capabilities(caps.Inheritable), bundle.Capabilities(caps.Ambient)
 	}
 	return a
 }
@@ -180,7 +178,7 @@ func (a *allowance) credentials(c *creds.CredsEntry) error {
 			return fmt.Errorf("%s capabilities: %w", set.name, err)
 		}
 		if more := have &^ set.most; more != 0 {
-			return fmt.Errorf("its %s capabilities have %s, which the spec does not grant", set.name, capabilityNames(more))
+			return fmt.Errorf("its %s capabilities have %s, which the spec does not grant", set.name, bundle.CapabilityNames(more))
 		}
 	}
 	user := a.spec.Process.User
@@ -282,17 +280,6 @@ func synced(all *seccomp.SeccompEntry, number *uint32) bool {
 	return number != nil && int64(*number) < int64(len(filters)) && filters[*number].GetFlags()&unix.SECCOMP_FILTER_FLAG_TSYNC != 0
 }
 
-// capabilitySet returns the spec's names as a set of bits. A name that is not
-// known grants nothing.
-func capabilitySet(names []string) (set uint64) {
-	for _, name := range names {
-		if i := slices.Index(cap.Known(), strings.ToUpper(name)); i >= 0 {
-			set |= 1 << i
-		}
-	}
-	return set
-}
-
 // capabilityWords returns CRIU's words, 32 capabilities each, as a set of bits.
 func capabilityWords(words []uint32) (set uint64, err error) {
 	if len(words) > 2 {
@@ -302,15 +289,6 @@ func capabilityWords(words []uint32) (set uint64, err error) {
 		set |= uint64(w) << (32 * i)
 	}
 	return set, nil
-}
-
-// capabilityNames names the bits of a set.
-func capabilityNames(set uint64) string {
-	names, unknown := cap.FromBitmap(set)
-	for _, number := range unknown {
-		names = append(names, fmt.Sprintf("capability %d", number))
-	}
-	return strings.Join(names, ", ")
 }
 
 // rlimits are the resource limits by their numbers (asm-generic/resource.h).

@@ -4,9 +4,33 @@
 package bundle
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/pkg/cap"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
+
+// Capabilities returns capabilities by a spec's names, as a set of bits. A name that is not known grants nothing.
+func Capabilities(names []string) (set uint64) {
+	for _, name := range names {
+		if i := slices.Index(cap.Known(), strings.ToUpper(name)); i >= 0 {
+			set |= 1 << i
+		}
+	}
+	return set
+}
+
+// CapabilityNames names the bits of a set.
+func CapabilityNames(set uint64) string {
+	names, unknown := cap.FromBitmap(set)
+	for _, number := range unknown {
+		names = append(names, fmt.Sprintf("capability %d", number))
+	}
+	return strings.Join(names, ", ")
+}
 
 // MayRun reports whether the limits of a spec grant a scheduling policy and a priority without CAP_SYS_NICE
 // (user_check_sched_setscheduler in the kernel).

@@ -25,7 +25,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containerd/containerd/v2/pkg/cap"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -140,8 +139,8 @@ func allowanceOf(spec *specs.Spec) allowance {
 	if caps == nil {
 		return a
 	}
-	a.bounding = capabilitySet(caps.Bounding)
-	a.attainable = capabilitySet(slices.Concat(caps.Permitted, caps.Inheritable, caps.Ambient))
+	a.bounding = bundle.Capabilities(caps.Bounding)
+	a.attainable = bundle.Capabilities(slices.Concat(caps.Permitted, caps.Inheritable, caps.Ambient))
 	if !spec.Process.NoNewPrivileges {
 		// By executing a program a process has all of the bounding set.
 		a.attainable |= a.bounding
@@ -150,23 +149,6 @@ func allowanceOf(spec *specs.Spec) allowance {
 }
 
 func (a allowance) has(capability uint) bool { return a.attainable&(1<<capability) != 0 }
-
-func capabilitySet(names []string) (set uint64) {
-	for _, name := range names {
-		if i := slices.Index(cap.Known(), strings.ToUpper(name)); i >= 0 {
-			set |= 1 << i
-		}
-	}
-	return set
-}
-
-func capabilityNames(set uint64) string {
-	names, unknown := cap.FromBitmap(set)
-	for _, number := range unknown {
-		names = append(names, fmt.Sprintf("capability %d", number))
-	}
-	return strings.Join(names, ", ")
-}
 
 func (c *checker) process(p *process) error {
 	for _, check := range []func(*process) error{c.namespaces, c.cgroups, c.limits, c.places, c.sockets} {
@@ -192,7 +174,7 @@ func (c *checker) thread(t thread) error {
 		{"inheritable", t.inheritable, c.attainable}, {"ambient", t.ambient, c.attainable},
 	} {
 		if more := set.have &^ set.most; more != 0 {
-			return fmt.Errorf("its %s capabilities have %s, which the spec does not grant", set.name, capabilityNames(more))
+			return fmt.Errorf("its %s capabilities have %s, which the spec does not grant", set.name, bundle.CapabilityNames(more))
 		}
 	}
 	user := c.spec.Process.User

@@ -12,6 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
@@ -26,7 +27,7 @@ func (c *checker) mounts() error {
 	mounts := c.tables[c.first.namespaces["mnt"]]
 	granted := make(map[string]bool) // file systems, by device
 	for _, s := range c.spec.Mounts {
-		if at, found := c.host.locate(c.System, s.Source); found && isBind(s) {
+		if at, found := c.host.locate(c.System, s.Source); found && cdi.IsBind(s) {
 			granted[at.device] = true
 		}
 	}
@@ -118,7 +119,7 @@ func (c *checker) expected(m mount) expectation {
 		case to != m.point && (!isCgroup || !strings.HasPrefix(m.point, to+"/")):
 		case isCgroup:
 			return expectation{known: true, kinds: []string{"cgroup", "cgroup2", "tmpfs"}, cgroup: true, flags: flagsOf(s, m.kind == "tmpfs")}
-		case isBind(s):
+		case cdi.IsBind(s):
 			return expectation{known: true, source: s.Source, flags: flagsOf(s, false)}
 		default:
 			return expectation{known: true, kinds: []string{s.Type}, flags: flagsOf(s, false), own: true}
@@ -156,10 +157,6 @@ func (c *checker) cameWith(m mount) string {
 		}
 	}
 	return ""
-}
-
-func isBind(s specs.Mount) bool {
-	return s.Type == "bind" || slices.Contains(s.Options, "bind") || slices.Contains(s.Options, "rbind")
 }
 
 // flagsOf returns the options of a spec's mount that must hold.
