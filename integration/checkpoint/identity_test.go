@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -99,7 +100,7 @@ func TestCgroup2(t *testing.T) {
 	}
 	const limit = 2 << 30
 	keepsIdentity(t, harness.RunSpec{GPUs: []int{0}, MemoryLimit: limit}, "counter", func(t *testing.T, pid int) string {
-		path, err := proc.CgroupPath(pid, "")
+		path, err := host.CgroupPath(pid, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,6 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/features"
 	"github.com/gpuckpt/gpuckpt/integration/kubernetes/node"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -374,7 +375,7 @@ func (k *looked) limited(above, controller, file1, want1, file2, want2 string) {
 	if harness.CgroupVersion() == 2 {
 		root, name, want, controller = "/sys/fs/cgroup", file2, want2, ""
 	}
-	at, err := proc.CgroupPath(k.pid, controller)
+	at, err := host.CgroupPath(k.pid, controller)
 	if err != nil {
 		k.Fatal(err)
 	}

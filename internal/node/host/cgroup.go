@@ -83,7 +83,7 @@ func cgroupOf(pid int) (*Cgroup, error) {
 		}
 		return &Cgroup{v2: cg, dir: filepath.Join(unifiedRoot, path)}, nil
 	}
-	path, err := proc.CgroupPath(pid, string(cgroup1.Freezer))
+	path, err := CgroupPath(pid, string(cgroup1.Freezer))
 	if err != nil {
 		return nil, err
 	}
@@ -109,6 +109,16 @@ var freezerRoot = sync.OnceValues(func() (string, error) {
 	}
 	return "", cmp.Or(err, errors.New("the freezer of cgroups is not mounted"))
 })
+
+// CgroupPath returns the cgroup of a process in the hierarchy of a controller, from the hierarchy's root; "" is the
+// controller of version 2.
+func CgroupPath(pid int, controller string) (string, error) {
+	paths, err := occgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if path, has := paths[controller]; has || err != nil {
+		return path, err
+	}
+	return "", fmt.Errorf("process %d has no cgroup of the controller %q", pid, controller)
+}
 
 // Dir returns the directory of the cgroup, in version 1 that of the freezer.
 func (c *Cgroup) Dir() string { return c.dir }

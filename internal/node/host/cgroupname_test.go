@@ -3,7 +3,10 @@
 
 package host
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 func TestIsNamed(t *testing.T) {
 	for _, test := range []struct {
@@ -35,5 +38,16 @@ func TestIsSystemdPath(t *testing.T) {
 		if got := IsSystemdPath(path); got != is {
 			t.Errorf("%q: %t", path, got)
 		}
+	}
+}
+
+func TestCgroupPath(t *testing.T) {
+	if _, err := CgroupPath(os.Getpid(), "no-such"); err == nil {
+		t.Error("no error for a controller that is none")
+	}
+	_, v2 := CgroupPath(os.Getpid(), "")
+	_, v1 := CgroupPath(os.Getpid(), "memory")
+	if v1 != nil && v2 != nil {
+		t.Errorf("no cgroup of either version: %v, %v", v1, v2)
 	}
 }

@@ -12,8 +12,6 @@ import (
 
 	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // CPUSet returns the processors that the cgroup of a process has; nil if that cannot be read.
@@ -22,7 +20,7 @@ func CPUSet(pid int) *unix.CPUSet {
 	if cgroups.Mode() != cgroups.Unified {
 		root, controller, file = "/sys/fs/cgroup/cpuset", "cpuset", "cpuset.effective_cpus"
 	}
-	dir, err := proc.CgroupPath(pid, controller)
+	dir, err := CgroupPath(pid, controller)
 	if err != nil {
 		return nil
 	}

@@ -115,7 +115,7 @@ func MemoryUsage(pid int) (bytes uint64, known bool) {
 	if cgroups.Mode() == cgroups.Unified {
 		root, controller, usage = unifiedRoot, "", "memory.current"
 	}
-	cgroup, err := proc.CgroupPath(pid, controller)
+	cgroup, err := CgroupPath(pid, controller)
 	if err != nil {
 		return 0, false
 	}
@@ -141,7 +141,7 @@ func leastOf(pid int, cgroup string, read func(dir, limit string) uint64) uint64
 		root, controller, limit = unifiedRoot, "", "memory.max"
 	}
 	if cgroup == "" {
-		cgroup, _ = proc.CgroupPath(pid, controller)
+		cgroup, _ = CgroupPath(pid, controller)
 	}
 	least := uint64(math.MaxUint64)
 	for dir := filepath.Join(root, cgroup); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {

@@ -12,8 +12,6 @@ import (
 
 	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // RunsOn returns how many processors a process may run on, and so the threads that it makes.
@@ -32,7 +30,7 @@ func Processors(pid int) int {
 	if cgroups.Mode() != cgroups.Unified {
 		root, controller = "/sys/fs/cgroup/cpu", "cpu"
 	}
-	dir, _ := proc.CgroupPath(pid, controller) // one that has ended has no quota
+	dir, _ := CgroupPath(pid, controller) // one that has ended has no quota
 	if quota := cpuQuota(root, dir); quota > 0 {
 		n = min(n, int(quota))
 	}

@@ -101,14 +101,10 @@ func OpenFiles(pid int, prefix string) (map[int]string, error) {
 // descriptor is a group.
 func Copies(pid int, files map[int]string) (groups [][]int) {
 	order := func(a, b int) int {
-		const kcmpFile = 0 // KCMP_FILE of linux/kcmp.h, an order of the kernel's own
-		is, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(pid), kcmpFile, uintptr(a), uintptr(b), 0)
-		switch {
-		case errno == 0 && is < 3:
+		if is, ok := kcmp(pid, pid, kcmpFile, a, b); ok && is < 3 {
 			return []int{0, -1, 1}[is]
-		default:
-			return cmp.Compare(a, b)
 		}
+		return cmp.Compare(a, b)
 	}
 	fds := slices.Sorted(maps.Keys(files))
 	slices.SortStableFunc(fds, order)
@@ -123,21 +119,15 @@ func Copies(pid int, files map[int]string) (groups [][]int) {
 // SameFile reports whether two processes share the open file of this number, as after a fork.
 // It is false on a kernel without kcmp(2).
 func SameFile(pid, other, fd int) bool {
-	const kcmpFile = 0 // KCMP_FILE of linux/kcmp.h
-	return same(pid, other, kcmpFile, fd)
+	order, ok := kcmp(pid, other, kcmpFile, fd, fd)
+	return ok && order == 0
 }
 
 // SharesMemory reports whether two processes have one address space, as a child of vfork and its
 // parent do. It is false on a kernel without kcmp(2), and for two that have none any more.
 func SharesMemory(pid, other int) bool {
-	const kcmpVM = 1 // KCMP_VM of linux/kcmp.h
-	return same(pid, other, kcmpVM, 0)
-}
-
-// same reports whether two processes have the same of a kind, by kcmp(2).
-func same(pid, other, kind, fd int) bool {
-	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(other), uintptr(kind), uintptr(fd), uintptr(fd), 0)
-	return errno == 0 && order == 0
+	order, ok := kcmp(pid, other, kcmpVM, 0, 0)
+	return ok && order == 0
 }
 
 // ThreadApart returns a thread that has something of its own that the threads of a process share as a rule,
@@ -176,13 +166,22 @@ func ThreadApart(pid int) (tid int, what string, err error) {
 
 // What kcmp(2) compares, by linux/kcmp.h.
 const (
+	kcmpFile  = 0
+	kcmpVM    = 1
 	kcmpFiles = 2
 	kcmpFS    = 3
 )
 
+// kcmp returns the order of what two processes or threads have, 0 if it is the same. It is not ok on a kernel without
+// kcmp(2).
+func kcmp(one, other, kind, a, b int) (order int, ok bool) {
+	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(one), uintptr(other), uintptr(kind), uintptr(a), uintptr(b), 0)
+	return int(r), errno == 0
+}
+
 func differ(one, other, kind int) bool {
-	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(one), uintptr(other), uintptr(kind), 0, 0, 0)
-	return errno == 0 && order != 0
+	order, ok := kcmp(one, other, kind, 0, 0)
+	return ok && order != 0
 }
 
 // Ticks returns the time that a process, with those of its children that have ended, has taken from
@@ -260,16 +259,8 @@ func NotBelow(root int, pids []int) ([]int, error) {
 
 // HasTerminal reports whether a process has a controlling terminal.
 func HasTerminal(pid int) (bool, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return false, err
-	}
-	// Behind the name, which may hold anything: state, ppid, pgrp, session, tty_nr.
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	if len(fields) < 5 {
-		return false, fmt.Errorf("no terminal in /proc/%d/stat", pid)
-	}
-	return fields[4] != "0", nil
+	fields, err := stat(pid)
+	return err == nil && fields[7] != "0", err
 }
 
 // Threads returns the threads of a process, ascending. While threads come and go
@@ -289,24 +280,6 @@ func Threads(pid int) ([]int, error) {
 	}
 	slices.Sort(tids)
 	return tids, nil
-}
-
-// CgroupPath returns the cgroup of a process in the hierarchy of a controller, from
-// the hierarchy's root; "" is the controller of version 2. See cgroups(7),
-// "/proc/[pid]/cgroup".
-func CgroupPath(pid int, controller string) (string, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(data)) {
-		// hierarchy-ID:controller-list:cgroup-path
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) == 3 && slices.Contains(strings.Split(parts[1], ","), controller) {
-			return parts[2], nil
-		}
-	}
-	return "", fmt.Errorf("process %d has no cgroup of the controller %q", pid, controller)
 }
 
 // MemAvailable returns the memory that programs can take without swapping, in

@@ -157,17 +157,6 @@ func TestMemAvailable(t *testing.T) {
 	}
 }
 
-func TestCgroupPath(t *testing.T) {
-	if _, err := CgroupPath(os.Getpid(), "no-such"); err == nil {
-		t.Error("no error for a controller that is none")
-	}
-	_, v2 := CgroupPath(os.Getpid(), "")
-	_, v1 := CgroupPath(os.Getpid(), "memory")
-	if v1 != nil && v2 != nil {
-		t.Errorf("no cgroup of either version: %v, %v", v1, v2)
-	}
-}
-
 // family starts a shell that starts a child of its own, and returns the
 // pids of both.
 func family(t *testing.T) (parent, child int) {

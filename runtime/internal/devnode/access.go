@@ -20,7 +20,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Access changes which devices a running container may use: the nodes in its /dev, and the rules of
@@ -118,7 +117,7 @@ func (a *Access) replaceProgram(dir string, rule specs.LinuxDeviceCgroup) error 
 
 // writeDeviceRule adds a rule to the cgroup v1 of a process.
 func writeDeviceRule(pid int, rule specs.LinuxDeviceCgroup) error {
-	path, err := proc.CgroupPath(pid, "devices")
+	path, err := host.CgroupPath(pid, "devices")
 	if err != nil {
 		return err
 	}

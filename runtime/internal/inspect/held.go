@@ -5,10 +5,10 @@ package inspect
 
 import (
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/cgroups"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
@@ -43,11 +43,11 @@ func Held(spec *specs.Spec, dir string, first int, gate Gate) error {
 			pids = append(pids, pid)
 		}
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", criu))
+	own, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", criu))
 	if err != nil {
 		return fmt.Errorf("read the cgroups of CRIU: %w", err)
 	}
-	return check(Container{Spec: spec, PIDs: pids, Cgroups: parseCgroups(string(text)), CRIU: criu}, dir)
+	return check(Container{Spec: spec, PIDs: pids, Cgroups: own, CRIU: criu}, dir)
 }
 
 // Frozen checks the processes of a container that are about to be dumped: the first one and those

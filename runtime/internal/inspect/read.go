@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/opencontainers/cgroups"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -295,12 +296,11 @@ func (s System) readKernel(dir string, p *process) (err error) {
 			*maps = append(*maps, m)
 		}
 	}
-	text, err := s.text(dir, "cgroup")
-	if err != nil {
+	if p.cgroups, err = cgroups.ParseCgroupFile(filepath.Join(s.Proc, dir, "cgroup")); err != nil {
 		return err
 	}
-	p.cgroups = parseCgroups(string(text))
-	if text, err = s.text(dir, "limits"); err != nil {
+	text, err := s.text(dir, "limits")
+	if err != nil {
 		return err
 	}
 	p.limits = make(map[string]uint64)
@@ -320,21 +320,6 @@ func (s System) readKernel(dir string, p *process) (err error) {
 		}
 	}
 	return nil
-}
-
-// parseCgroups returns the cgroups of /proc/PID/cgroup by controller, "" for the unified hierarchy.
-func parseCgroups(text string) map[string]string {
-	cgroups := make(map[string]string)
-	for line := range strings.Lines(text) {
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) < 3 {
-			continue
-		}
-		for name := range strings.SplitSeq(parts[1], ",") {
-			cgroups[name] = parts[2]
-		}
-	}
-	return cgroups
 }
 
 func (s System) readNamespaces(dir string) (map[string]string, error) {
