@@ -117,47 +117,47 @@ func allArchitectures() []specs.Arch {
 // Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a sealed
 // memfd mapped (proc.MapsSealed), or a thread with files or a working directory of its own. list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
-	const file = "anon_inode:[io_uring]"
 	pids, err := list()
 	if err != nil && !proc.Ended(err) {
 		return err
 	}
 	for _, pid := range pids {
-		uses, err := proc.HasOpen(pid, file)
-		if err == nil && !uses {
-			uses, err = proc.HasMapped(pid, file)
-		}
-		mptcp := false
-		if err == nil && !uses {
-			mptcp, err = proc.HasSocket(pid, unix.IPPROTO_MPTCP)
-		}
-		sealed := false
-		if err == nil && !uses && !mptcp {
-			sealed, err = proc.MapsSealed(pid)
-		}
-		apart, what := 0, ""
-		if err == nil && !uses && !mptcp && !sealed {
-			apart, what, err = proc.ThreadApart(pid)
-		}
-		if err != nil && !proc.Ended(err) {
+		if err := refuse(pid); err != nil && !proc.Ended(err) {
 			return err
-		}
-		if apart != 0 {
-			return fmt.Errorf("thread %d of process %s has %s of its own (unshare), which CRIU gives all threads of a process alike: have a process of its own do that work: %w",
-				apart, proc.Describe(pid), what, errdefs.ErrFailedPrecondition)
-		}
-		if sealed {
-			return fmt.Errorf("process %s has a memfd mapped shared that is sealed with F_SEAL_WRITE, which CRIU maps before it seals it, and the kernel refuses that: have the program unmap it before a checkpoint, or map it privately: %w",
-				proc.Describe(pid), errdefs.ErrFailedPrecondition)
-		}
-		if mptcp {
-			return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
-				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
-		}
-		if uses {
-			return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program do without: %w",
-				proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
+}
+
+func refuse(pid int) error {
+	const file = "anon_inode:[io_uring]"
+	uses, err := proc.HasOpen(pid, file)
+	if err == nil && !uses {
+		uses, err = proc.HasMapped(pid, file)
+	}
+	if err != nil {
+		return err
+	}
+	if uses {
+		return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program do without: %w",
+			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
+	}
+	if mptcp, err := proc.HasSocket(pid, unix.IPPROTO_MPTCP); err != nil {
+		return err
+	} else if mptcp {
+		return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
+			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
+	}
+	if sealed, err := proc.MapsSealed(pid); err != nil {
+		return err
+	} else if sealed {
+		return fmt.Errorf("process %s has a memfd mapped shared that is sealed with F_SEAL_WRITE, which CRIU maps before it seals it, and the kernel refuses that: have the program unmap it before a checkpoint, or map it privately: %w",
+			proc.Describe(pid), errdefs.ErrFailedPrecondition)
+	}
+	apart, what, err := proc.ThreadApart(pid)
+	if err != nil || apart == 0 {
+		return err
+	}
+	return fmt.Errorf("thread %d of process %s has %s of its own (unshare), which CRIU gives all threads of a process alike: have a process of its own do that work: %w",
+		apart, proc.Describe(pid), what, errdefs.ErrFailedPrecondition)
 }
