@@ -178,14 +178,8 @@ func (m *Manifest) find(name string) (int, bool) {
 // right. The error is ErrChanged and names the first of them. Of GPU state it reads
 // nothing: gpuckpt.json has its digests.
 func (m *Manifest) Check(ctx context.Context, files []images.File) error {
-	actual := list(files)
-	if err := m.compare(actual.Files, false); err != nil {
-		return err
-	}
-	if err := actual.digest(ctx, files); err != nil {
-		return err
-	}
-	return m.compare(actual.Files, true)
+	_, err := m.CheckNow(ctx, files, func(images.File) bool { return false })
+	return err
 }
 
 // compare compares what the files are with what they should be.

@@ -14,10 +14,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd/continuity"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/go-runc"
 	"github.com/containerd/log"
+	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/mod/semver"
 	"golang.org/x/sys/unix"
 )
@@ -161,7 +161,7 @@ func checkOnce(ctx context.Context, r Runner, configured, cache string) error {
 func remember(ctx context.Context, cache, answer string) {
 	err := os.MkdirAll(filepath.Dir(cache), 0o700)
 	if err == nil {
-		err = continuity.AtomicWriteFile(cache, []byte(answer), 0o600)
+		err = atomicwriter.WriteFile(cache, []byte(answer), 0o600)
 	}
 	if err != nil {
 		log.G(ctx).WithError(err).Debug("keep what CRIU can do")

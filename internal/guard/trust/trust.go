@@ -85,11 +85,6 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, k
 	})
 }
 
-// CompletePlain is Complete for the checkpoint of a container without GPU state.
-func (s *Sealer) CompletePlain(ctx context.Context, dir string, known map[string][]string) error {
-	return s.Complete(ctx, dir, new(images.Metadata), known)
-}
-
 // Seal has a container without GPU state dumped into a directory, and signs what came of it.
 func Seal(ctx context.Context, read config.Source, dir string, dump func() (known map[string][]string, err error)) error {
 	s, err := NewSealer(read, dir)
@@ -98,7 +93,7 @@ func Seal(ctx context.Context, read config.Source, dir string, dump func() (know
 		known, err = dump()
 	}
 	if err == nil {
-		err = s.CompletePlain(context.WithoutCancel(ctx), dir, known)
+		err = s.Complete(context.WithoutCancel(ctx), dir, new(images.Metadata), known)
 	}
 	return err
 }

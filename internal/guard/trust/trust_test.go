@@ -39,7 +39,7 @@ func dump(t *testing.T, n config.Node) string {
 	write(t, filepath.Join(dir, "inventory.img"), "inventory")
 	sealer, err := NewSealer(source(n), dir)
 	if err == nil {
-		err = sealer.CompletePlain(t.Context(), dir, nil)
+		err = sealer.Complete(t.Context(), dir, new(images.Metadata), nil)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestRest(t *testing.T) {
 	}
 	sealer, err := NewSealer(source(here), dir)
 	if err == nil {
-		err = sealer.CompletePlain(t.Context(), dir, nil)
+		err = sealer.Complete(t.Context(), dir, new(images.Metadata), nil)
 	}
 	if err != nil {
 		t.Fatal(err)
