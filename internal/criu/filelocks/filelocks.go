@@ -78,11 +78,7 @@ func (l Locks) Restore(init int, pids func() ([]int, error), gate held.Gate) err
 	if len(l) == 0 {
 		return nil
 	}
-	all, err := pids()
-	if err != nil {
-		return err
-	}
-	inside, err := proc.Inside(all, init)
+	inside, err := proc.Inside(pids, init)
 	if err != nil {
 		return err
 	}
@@ -296,14 +292,7 @@ type Found map[int]map[int]map[lock]proc.Lock // by process and descriptor, as t
 // Find lists the locks of a container's processes, as this process counts these; init is the first
 // one.
 func Find(init int, list func() ([]int, error)) (Found, error) {
-	pids, err := list()
-	if proc.Ended(err) {
-		return nil, nil
-	}
-	var inside map[int]int
-	if err == nil {
-		inside, err = proc.Inside(pids, init)
-	}
+	inside, err := proc.Inside(list, init)
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}

@@ -111,7 +111,7 @@ func (d *Dump) begin() error {
 	if err != nil {
 		return err
 	}
-	pids := slices.Collect(maps.Keys(chosen.mappings))
+	pids := func() ([]int, error) { return slices.Collect(maps.Keys(chosen.mappings)), nil }
 	inside, err := proc.Inside(pids, d.of.Init)
 	if err != nil {
 		return err

@@ -29,11 +29,7 @@ func (p *Plan) Fill(start Start, init int, pids func() ([]int, error)) (filled u
 	if len(p.tasks) == 0 {
 		return 0, nil
 	}
-	all, err := pids()
-	if err != nil {
-		return 0, err
-	}
-	inside, err := proc.Inside(all, init)
+	inside, err := proc.Inside(pids, init)
 	if err != nil {
 		return 0, err
 	}

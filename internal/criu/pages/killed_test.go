@@ -109,7 +109,7 @@ func killIn(t *testing.T, w *Worker, call func() error) error {
 // for a whole dump. The next dump of the program is whole.
 func TestDumpWorkerKilled(t *testing.T) {
 	pid, at := program(t)
-	inside, err := proc.Inside([]int{pid}, pid)
+	inside, err := proc.Inside(func() ([]int, error) { return []int{pid}, nil }, pid)
 	if err != nil || len(inside) != 1 {
 		t.Fatalf("%v, %v", inside, err)
 	}
@@ -158,7 +158,7 @@ func TestDumpWorkerKilled(t *testing.T) {
 // A restore whose worker is killed fails. Whoever restores ends the processes then.
 func TestFillWorkerKilled(t *testing.T) {
 	pid, at := program(t)
-	inside, err := proc.Inside([]int{pid}, pid)
+	inside, err := proc.Inside(func() ([]int, error) { return []int{pid}, nil }, pid)
 	if err != nil || len(inside) != 1 {
 		t.Fatalf("%v, %v", inside, err)
 	}

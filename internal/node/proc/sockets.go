@@ -6,6 +6,8 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,6 +28,19 @@ func copyOf(process, pid, fd int) (int, error) {
 		return -1, fmt.Errorf("look at file %d of process %d: %w", fd, pid, err)
 	}
 	return file, nil
+}
+
+// Sockets returns the inodes of the sockets that a process has open, by their descriptors.
+func Sockets(pid int) (map[int]uint64, error) {
+	files, err := OpenFiles(pid, "socket:[")
+	inodes := make(map[int]uint64)
+	for fd, link := range files {
+		text := strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
+		if inode, err := strconv.ParseUint(text, 10, 64); err == nil {
+			inodes[fd] = inode
+		}
+	}
+	return inodes, err
 }
 
 // EachSocket calls do with each descriptor of a process that is a socket, a copy of it, and its protocol, as

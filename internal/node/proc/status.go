@@ -160,10 +160,14 @@ func (s Status) NSPID() (int, error) {
 // depth returns in how many pid namespaces the process has a number.
 func (s Status) depth() int { return len(strings.Fields(s.Field("NSpid"))) }
 
-// Inside returns, by their pids in the pid namespace of init, those of the processes that are
+// Inside returns, by their pids in the pid namespace of init, those of the listed processes that are
 // in that namespace: CRIU is in the cgroup of a container that it restores, and not in its
 // namespace.
-func Inside(pids []int, init int) (map[int]int, error) {
+func Inside(list func() ([]int, error), init int) (map[int]int, error) {
+	pids, err := list()
+	if err != nil {
+		return nil, err
+	}
 	first, err := StatusOf(init)
 	if err != nil {
 		return nil, err

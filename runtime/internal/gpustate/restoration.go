@@ -204,11 +204,7 @@ func (r *Restoration) find(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	pids, err := pidsOf(s.target)
-	if err != nil {
-		return err
-	}
-	inside, err := proc.Inside(pids, s.target.Init())
+	inside, err := proc.Inside(func() ([]int, error) { return pidsOf(s.target) }, s.target.Init())
 	if err != nil {
 		return err
 	}

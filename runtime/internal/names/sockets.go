@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -50,15 +49,13 @@ func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error))
 	}
 	renamed := make(map[uint32]string)
 	for _, pid := range list {
-		files, err := proc.OpenFiles(pid, "socket:[")
+		sockets, err := proc.Sockets(pid)
 		if err != nil && !proc.Ended(err) {
 			return err
 		}
-		for fd, link := range files {
-			text, _ := strings.CutPrefix(link, "socket:[")
-			inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 32)
+		for fd, inode := range sockets {
 			s := bound[uint32(inode)]
-			if err != nil || s == nil {
+			if s == nil {
 				continue
 			}
 			delete(bound, s.GetIno())

@@ -126,11 +126,7 @@ func getsockopt(fd, level, number int, value []byte) ([]byte, error) {
 // Save notes what CRIU has left out of a dump, whose processes still stand still; init is the container's
 // first one.
 func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) error {
-	all, err := pids()
-	if err != nil {
-		return err
-	}
-	inside, err := proc.Inside(all, init)
+	inside, err := proc.Inside(pids, init)
 	if err != nil {
 		return err
 	}
@@ -257,11 +253,7 @@ func (all Sockets) Restore(init int, list func() ([]int, error), gate held.Gate)
 	if len(all) == 0 {
 		return nil
 	}
-	pids, err := list()
-	if err != nil {
-		return err
-	}
-	inside, err := proc.Inside(pids, init)
+	inside, err := proc.Inside(list, init)
 	if err != nil {
 		return err
 	}

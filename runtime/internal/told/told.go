@@ -61,11 +61,7 @@ type Told struct {
 
 // Look looks at the processes of a container; init is the first one.
 func Look(init int, pids func() ([]int, error)) (*Told, error) {
-	all, err := pids()
-	if err != nil {
-		return nil, err
-	}
-	inside, err := proc.Inside(all, init)
+	inside, err := proc.Inside(pids, init)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +81,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
 			return nil, err
 		}
-		sockets, err := socketsOf(pid)
+		sockets, err := proc.Sockets(pid)
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
@@ -97,17 +93,6 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		err = t.outside(init, ours, mostOthers)
 	}
 	return t, err
-}
-
-func socketsOf(pid int) (inodes []uint64, err error) {
-	files, err := proc.OpenFiles(pid, "socket:[")
-	for _, link := range files {
-		text, _ := strings.CutPrefix(link, "socket:[")
-		if inode, err := strconv.ParseUint(strings.TrimSuffix(text, "]"), 10, 64); err == nil {
-			inodes = append(inodes, inode)
-		}
-	}
-	return inodes, err
 }
 
 // outside finds those of the container's sockets whose other ends other processes have. An end that
@@ -137,7 +122,7 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 		if left -= files + 1; left <= 0 || len(wanted) == 0 {
 			break // CRIU refuses what is not found
 		}
-		held, err := socketsOf(pid)
+		held, err := proc.Sockets(pid)
 		if err != nil {
 			continue // it has ended, or has too many
 		}

@@ -166,11 +166,7 @@ func (all Watches) Restore(init int, list func() ([]int, error)) error {
 	if len(all) == 0 {
 		return nil
 	}
-	pids, err := list()
-	if err != nil {
-		return err
-	}
-	inside, err := proc.Inside(pids, init)
+	inside, err := proc.Inside(list, init)
 	if err != nil {
 		return err
 	}
