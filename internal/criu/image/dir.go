@@ -37,30 +37,17 @@ type bind struct {
 // NewDir returns an empty directory that may take so many bytes of memory; 0 leaves that to the
 // kernel, which allows half of the machine's. Close must be called.
 func NewDir(bytes uint64) (*Dir, error) {
-	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("make a directory for CRIU's images: %w", err)
-	}
-	defer unix.Close(fsfd)
 	// The processes of a user namespace open images with an id of that namespace. Nobody else
 	// comes as far as these modes.
 	options := [][2]string{{"mode", "0755"}}
 	if bytes > 0 {
 		options = append(options, [2]string{"size", strconv.FormatUint(bytes, 10)})
 	}
-	for _, o := range options {
-		if err := unix.FsconfigSetString(fsfd, o[0], o[1]); err != nil {
-			return nil, fmt.Errorf("make a directory for CRIU's images: %w", err)
-		}
-	}
-	if err := unix.FsconfigCreate(fsfd); err != nil {
+	mount, err := host.NewTmpfs(unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, options...)
+	if err != nil {
 		return nil, fmt.Errorf("make a directory for CRIU's images: %w", err)
 	}
-	d := &Dir{fd: -1, ns: -1}
-	if d.tmpfs, err = unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC); err != nil {
-		return nil, fmt.Errorf("make a directory for CRIU's images: %w", err)
-	}
-	return d, nil
+	return &Dir{tmpfs: mount, fd: -1, ns: -1}, nil
 }
 
 // write makes a file with what content writes.

@@ -214,11 +214,7 @@ func copyAll(files []FileRange) ([][]string, error) {
 // mapMemory maps a file on a tmpfs; nil for any other. Writes to one file of a tmpfs wait for each
 // other, and take small pages; the threads of a mapping do not wait, and take huge ones.
 func mapMemory(f *os.File, size uint64) (mem []byte, unmap func(), err error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return nil, nil, err
-	}
-	if st.Type != unix.TMPFS_MAGIC {
+	if !mmapfile.InMemory(f) {
 		return nil, func() {}, nil
 	}
 	if mem, unmap, err = mmapfile.File(f, size, unix.PROT_READ|unix.PROT_WRITE); err != nil {

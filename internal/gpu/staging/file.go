@@ -335,23 +335,11 @@ func sealedFile(size uint64) (*os.File, error) {
 	return f, nil
 }
 
-// hugeFile makes a file in a new tmpfs, which has room for it alone: fsopen(2),
+// hugeFile makes a file in a new tmpfs, which has room for it alone:
 // Documentation/filesystems/tmpfs.rst. A file of a tmpfs cannot be sealed.
 func hugeFile(size uint64) (*os.File, error) {
-	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fs)
-	for _, option := range [][2]string{{"huge", "advise"}, {"size", strconv.FormatUint(size, 10)}, {"mode", "0700"}} {
-		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
-			return nil, err
-		}
-	}
-	if err := unix.FsconfigCreate(fs); err != nil {
-		return nil, err
-	}
-	mount, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	mount, err := host.NewTmpfs(unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC,
+		[2]string{"huge", "advise"}, [2]string{"size", strconv.FormatUint(size, 10)}, [2]string{"mode", "0700"})
 	if err != nil {
 		return nil, err
 	}

@@ -54,6 +54,25 @@ func InNewMountNamespace(do func() error) error {
 	return <-result
 }
 
+// NewTmpfs makes a tmpfs that is mounted nowhere, with options and MOUNT_ATTR_ attributes: fsopen(2).
+// It goes with the last descriptor of it.
+func NewTmpfs(attributes int, options ...[2]string) (mount int, err error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(fs)
+	for _, o := range options {
+		if err := unix.FsconfigSetString(fs, o[0], o[1]); err != nil {
+			return -1, err
+		}
+	}
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return -1, err
+	}
+	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, attributes)
+}
+
 // onThread runs do on a thread that ends afterwards, never the process's first: that would not end
 // but stay where do has taken it, and /proc/self shows its mounts and cgroups to all.
 func onThread(do func()) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // openFromRoot opens a directory by its path from the thread's root.
@@ -51,15 +52,7 @@ const (
 
 // emptyTree makes a tree that masks a directory, as runc does.
 func emptyTree(at string) (tree, error) {
-	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
-	if err != nil {
-		return tree{}, fmt.Errorf("mask %s: %w", at, err)
-	}
-	defer unix.Close(fs)
-	fd := -1
-	if err = unix.FsconfigCreate(fs); err == nil {
-		fd, err = unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_RDONLY)
-	}
+	fd, err := host.NewTmpfs(unix.MOUNT_ATTR_RDONLY)
 	if err != nil {
 		return tree{}, fmt.Errorf("mask %s: %w", at, err)
 	}
