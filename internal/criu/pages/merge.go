@@ -16,7 +16,6 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -82,21 +81,16 @@ func (d *dumper) merge(from source, number int, dir string, digest bool) (a answ
 
 // mapped refuses a dump that lacks a mapping of which something was left out.
 func (h *held) mapped(set *image.Set, number int) error {
-	var spans []span
-	err := image.EachOf(set, fmt.Sprintf("mm-%d.img", number), func(m *mm.MmEntry) error {
-		for _, v := range m.GetVmas() {
-			if fillable(v) {
-				spans = append(spans, span{v.GetStart(), v.GetEnd()})
-			}
-		}
-		return nil
-	})
+	may, _, err := mappings(set, []string{fmt.Sprintf("mm-%d.img", number)})
+	if err != nil {
+		return err
+	}
 	for _, s := range h.kept {
-		if err == nil && !covers(spans, s) {
-			err = fmt.Errorf("CRIU has dumped no mapping of memory from %#x to %#x: the program has changed it meanwhile", s.Start, s.End)
+		if !covers(may[number], s) {
+			return fmt.Errorf("CRIU has dumped no mapping of memory from %#x to %#x: the program has changed it meanwhile", s.Start, s.End)
 		}
 	}
-	return err
+	return nil
 }
 
 // readRuns reads a pagemap of CRIU's.
@@ -130,13 +124,7 @@ func (h *held) leftOut(criu []memoryRun) (left []memoryRun, total uint64) {
 		}
 	}
 	for _, r := range h.runs {
-		i, _ := slices.BinarySearchFunc(criu, r.Start, func(c memoryRun, at uint64) int {
-			if c.End <= at {
-				return -1
-			}
-			return 1
-		})
-		for ; i < len(criu) && criu[i].Start < r.End; i++ {
+		for i := indexOf(criu, r.Start); i < len(criu) && criu[i].Start < r.End; i++ {
 			add(r.Start, min(criu[i].Start, r.End))
 			r.Start = max(r.Start, criu[i].End)
 		}

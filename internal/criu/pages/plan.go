@@ -8,8 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
+	"sort"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
@@ -77,7 +76,7 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 	}
 	for number, all := range maps {
 		all = slices.DeleteFunc(all, func(s span) bool { return known[s] > 1 })
-		if name := "pagemap-" + number + ".img"; len(all) > 0 && set.Has(name) {
+		if name := fmt.Sprintf("pagemap-%d.img", number); len(all) > 0 && set.Has(name) {
 			if err := p.choose(name, number, all, least); err != nil {
 				p.Close()
 				return nil, err
@@ -93,10 +92,10 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 
 // mappings returns the mappings that may be chosen, by the number of their process, and how many
 // processes have a private mapping at each place.
-func mappings(set *image.Set, names []string) (may map[string][]span, known map[span]int, err error) {
-	may, known = make(map[string][]span), make(map[span]int)
+func mappings(set *image.Set, names []string) (may map[int][]span, known map[span]int, err error) {
+	may, known = make(map[int][]span), make(map[span]int)
 	for _, name := range names {
-		number, ok := numberOf(name, "mm-")
+		number, ok := numberOf(name)
 		if !ok {
 			continue
 		}
@@ -138,11 +137,7 @@ func fillable(v *vma.VmaEntry) bool {
 
 // choose chooses those of a process's mappings that hold enough memory: none if the process has much
 // beside them.
-func (p *Plan) choose(name, number string, may []span, least uint64) error {
-	var pid int
-	if _, err := fmt.Sscanf(number, "%d", &pid); err != nil {
-		return nil
-	}
+func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 	bytes, runs := make([]uint64, len(may)), make([]uint64, len(may))
 	total, chosen := uint64(0), uint64(0)
 	t := &task{pid: pid}
@@ -235,15 +230,11 @@ func spanOf(m *pagemap.PagemapEntry) (s span, ok bool) {
 	return s, m.Flags != nil && m.GetFlags()&present != 0 && !m.GetInParent() && n > 0 && n < 1<<40 && s.Start < s.End && s.Start%pageBytes == 0
 }
 
-// indexOf returns the index of the first span that ends behind an address.
-func indexOf(spans []span, at uint64) int {
-	i, _ := slices.BinarySearchFunc(spans, at, func(s span, at uint64) int {
-		if s.End <= at {
-			return -1
-		}
-		return 1
-	})
-	return i
+func (s span) end() uint64 { return s.End }
+
+// indexOf returns the index of the first of some spans, ascending, that ends behind an address.
+func indexOf[S interface{ end() uint64 }](spans []S, at uint64) int {
+	return sort.Search(len(spans), func(i int) bool { return spans[i].end() > at })
 }
 
 // covers reports whether spans, ascending, have all of the addresses.
@@ -263,9 +254,9 @@ var errChanged = fmt.Errorf("%w: CRIU's images have changed while they were read
 // has CRIU advise huge pages for those that are full.
 func (p *Plan) Edit(e *image.Entry) error {
 	if m, ok := e.Message.(*mm.MmEntry); ok {
-		number, _ := numberOf(e.File, "mm-")
+		number, ok := numberOf(e.File)
 		for _, t := range p.tasks {
-			if strconv.Itoa(t.pid) == number {
+			if ok && t.pid == number {
 				t.advise(m)
 			}
 		}
@@ -344,13 +335,10 @@ func (p *Plan) Close() {
 	clear(p.tasks)
 }
 
-// numberOf returns the number in an image's name.
-func numberOf(name, prefix string) (number string, ok bool) {
-	rest, ok := strings.CutPrefix(name, prefix)
-	if !ok {
-		return "", false
-	}
-	return strings.CutSuffix(rest, ".img")
+// numberOf returns the number of the process whose mappings an image has.
+func numberOf(name string) (number int, ok bool) {
+	n, err := fmt.Sscanf(name, "mm-%d.img", &number)
+	return number, n == 1 && err == nil && name == fmt.Sprintf("mm-%d.img", number)
 }
 
 var errNoProcess = errors.New("CRIU has restored no such process")

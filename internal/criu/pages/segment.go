@@ -12,7 +12,6 @@ import (
 	"math"
 	"os"
 	"slices"
-	"strconv"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
@@ -243,12 +242,11 @@ func (p *Plan) places(names []string) (map[uint64]map[int][]place, error) {
 		return at, err
 	}
 	for _, name := range names {
-		text, _ := numberOf(name, "mm-")
-		number, err := strconv.Atoi(text)
-		if err != nil {
+		number, ok := numberOf(name)
+		if !ok {
 			continue
 		}
-		err = image.EachOf(p.set, name, func(m *mm.MmEntry) error {
+		err := image.EachOf(p.set, name, func(m *mm.MmEntry) error {
 			for _, v := range m.GetVmas() {
 				var segment uint64
 				ok := false
