@@ -242,43 +242,41 @@ func (all Threads) Restore(list func() ([]int, error), gate held.Gate) error {
 		if !there {
 			continue // it had ended, and waited to be asked for its status
 		}
-		if t.cpus != nil {
-			if err := pin(tid, t.cpus, cpus[tid]); err != nil {
-				failed = append(failed, fmt.Errorf("thread %d runs on all processors: %w", t.tid, err))
+		lacks := func(what string, err error) {
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", what, err))
 			}
 		}
+		thread := fmt.Sprintf("thread %d ", t.tid)
+		if t.cpus != nil {
+			lacks(thread+"runs on all processors", pin(tid, t.cpus, cpus[tid]))
+		}
 		if t.slack != 0 {
-			if err := os.WriteFile(slackFile(tid), []byte(strconv.FormatUint(t.slack, 10)), 0); err != nil {
-				failed = append(failed, fmt.Errorf("thread %d has the default timer slack: %w", t.tid, err))
-			}
+			lacks(thread+"has the default timer slack", setNumber(slackFile(tid), t.slack))
 		}
 		if t.io != 0 {
 			if _, _, errno := unix.Syscall(unix.SYS_IOPRIO_SET, ofThread, uintptr(tid), uintptr(t.io)); errno != 0 {
-				failed = append(failed, fmt.Errorf("thread %d has the default I/O priority: %w", t.tid, errno))
+				lacks(thread+"has the default I/O priority", errno)
 			}
 		}
 		if t.is != 0 {
-			if err := gate.Call(tid, unix.SYS_PERSONALITY, t.is); err != nil {
-				failed = append(failed, fmt.Errorf("thread %d has the default personality: %w", t.tid, err))
-			}
+			lacks(thread+"has the default personality", gate.Call(tid, unix.SYS_PERSONALITY, t.is))
 		}
 		if t.policy != "" {
-			if err := setPolicy(process[tid], tid, t.policy, processes, gate); err != nil {
-				failed = append(failed, fmt.Errorf("thread %d has the default memory policy and not %s: %w", t.tid, t.policy, err))
-			}
+			lacks(thread+"has the default memory policy and not "+t.policy, setPolicy(process[tid], tid, t.policy, processes, gate))
 		}
 		if t.core != 0 {
-			if err := os.WriteFile(coreFile(tid), []byte(strconv.FormatUint(t.core, 10)), 0); err != nil {
-				failed = append(failed, fmt.Errorf("core dumps of process %d have the default: %w", t.tid, err))
-			}
+			lacks(fmt.Sprintf("core dumps of process %d have the default", t.tid), setNumber(coreFile(tid), t.core))
 		}
 		if t.merge {
-			if err := gate.Call(tid, unix.SYS_PRCTL, setMerge, 1); err != nil {
-				failed = append(failed, fmt.Errorf("the memory of process %d is not merged: %w", t.tid, err))
-			}
+			lacks(fmt.Sprintf("the memory of process %d is not merged", t.tid), gate.Call(tid, unix.SYS_PRCTL, setMerge, 1))
 		}
 	}
 	return errors.Join(failed[:min(len(failed), 16)]...)
+}
+
+func setNumber(file string, n uint64) error {
+	return os.WriteFile(file, strconv.AppendUint(nil, n, 10), 0)
 }
 
 // pin lets a thread run on some of the processors of its cgroup alone.
