@@ -73,6 +73,7 @@ type restoring struct {
 	from    *guard.Copied
 	threads scheduling.Threads
 	sockets openfiles.Sockets
+	removed openfiles.Segments
 	watches told.Watches
 	gate    *criu.Gate
 	watch   *criu.Watch
@@ -160,6 +161,9 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 		return 0, err
 	}
 	if k.sockets, err = openfiles.Read(dumped.Set); err != nil {
+		return 0, err
+	}
+	if k.removed, err = openfiles.ReadSegments(dumped.Set); err != nil {
 		return 0, err
 	}
 	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
@@ -252,6 +256,9 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 	if err := k.sockets.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("sockets are not as they were")
 		k.c.different = append(k.c.different, "options of sockets: containerd's log has what each of them lacks")
+	}
+	if err := k.removed.Restore(k.c.pids, k.gate); err != nil {
+		log.G(ctx).WithError(err).Warn("shared memory is not as it was")
 	}
 	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
 		return 0, err

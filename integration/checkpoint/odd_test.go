@@ -177,6 +177,10 @@ func TestReasons(t *testing.T) {
 		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
 		{state: "high-netlink", says: "a netlink socket is in a group"},
 		{state: "process-directory", says: "is the directory of a process"},
+		{state: "sent-timer", says: "is on its way through a socket"},
+		{state: "sent-terminal", says: "a terminal is on its way"},
+		{state: "fifo-by-name", says: "a FIFO open by its name alone"},
+		{state: "renewed-directory", says: "have the program leave it"},
 		{state: "own-network", says: "in a namespace of its own", flags: admin},
 		{state: "own-time", says: "in a namespace of its own", flags: admin},
 		{state: "own-overlay", says: "(type overlay), and CRIU does not restore that", flags: admin},
@@ -238,7 +242,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -327,7 +331,7 @@ func TestDifferent(t *testing.T) {
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
-		"keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "shared-port": "the kernel shares it out", "urgent": "without its mark",
+		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
 	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true}

@@ -40,6 +40,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -936,6 +937,58 @@ static void own_settings(void)
 	must(prctl(65 /* PR_SET_MDWE */, 1, 0, 0, 0));
 }
 
+// A client of another user has connected.
+static void peers_user(void)
+{
+	struct sockaddr_un here = {AF_UNIX, "/peers-user"};
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(bind(a, (void *)&here, sizeof here));
+	must(chmod("/peers-user", 0777));
+	must(listen(a, 1));
+	if (!must(fork())) {
+		must(setresuid(1000, 1000, 1000));
+		must(connect(socket(AF_UNIX, SOCK_STREAM, 0), (void *)&here, sizeof here));
+		for (;;)
+			pause();
+	}
+	b = (int)must(accept(a, NULL, NULL));
+}
+
+static const char *peers_user_same(void)
+{
+	struct ucred peer;
+	socklen_t n = sizeof peer;
+	must(getsockopt(b, SOL_SOCKET, SO_PEERCRED, &peer, &n));
+	return peer.uid == 1000 ? "same" : peer.uid == 0 ? "root" : "another";
+}
+
+// Messages behind an empty one.
+static void behind_empty(void)
+{
+	int pair[2];
+	must(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair));
+	a = pair[1];
+	must(send(pair[0], "", 0, 0));
+	must(send(pair[0], "x", 1, 0));
+}
+
+static const char *behind_empty_same(void)
+{
+	char text;
+	return recv(a, &text, 1, MSG_DONTWAIT | MSG_PEEK) == 0 ? "same" : "lost";
+}
+
+// A file without a name, which could get one.
+static void nameless(void) { a = (int)must(open("/", O_TMPFILE | O_RDWR, 0600)); }
+
+static const char *nameless_same(void)
+{
+	char name[64];
+	must(snprintf(name, sizeof name, "/proc/self/fd/%d", a));
+	int err = linkat(AT_FDCWD, name, AT_FDCWD, "/named", AT_SYMLINK_FOLLOW);
+	return err || unlink("/named") ? "it gets no name" : "same";
+}
+
 static const char *own_settings_same(void)
 {
 	int tsc = 0;
@@ -1227,6 +1280,141 @@ static void no_descriptors(void)
 		;
 }
 
+// What leads to a pipe is opened again, for appending, as servers do it that write their logs to /dev/stdout.
+static void appended_pipe(void)
+{
+	char name[64];
+	int p[2];
+	must(pipe(p));
+	must(snprintf(name, sizeof name, "/proc/self/fd/%d", p[1]));
+	a = (int)must(open(name, O_WRONLY | O_APPEND));
+	b = p[0];
+	c = p[1];
+}
+
+static const char *appended_pipe_same(void)
+{
+	char text[2];
+	if (!(fcntl(a, F_GETFL) & O_APPEND) || fcntl(c, F_GETFL) & O_APPEND)
+		return "flags";
+	return write(a, "a", 1) == 1 && write(c, "b", 1) == 1 && read(b, text, 2) == 2 && text[0] == 'a' ? "same" : "another pipe";
+}
+
+// Timers that repeat, of which no program has read that their time has come, and one of a clock that counts
+// also while the machine sleeps.
+static void repeating_timers(void)
+{
+	struct itimerspec often = {{0, 10000000}, {0, 10000000}}, late = {{0, 0}, {100000, 0}};
+	a = (int)must(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
+	must(timerfd_settime(a, 0, &often, NULL));
+	b = (int)must(timerfd_create(CLOCK_BOOTTIME, TFD_NONBLOCK));
+	must(timerfd_settime(b, 0, &late, NULL));
+	usleep(50000);
+}
+
+static const char *repeating_timers_same(void)
+{
+	struct itimerspec left;
+	struct pollfd comes = {a, POLLIN, 0};
+	uint64_t times;
+	must(timerfd_gettime(b, &left));
+	if (left.it_value.tv_sec < 90000)
+		return "the time that is left";
+	for (int i = 0; i < 2; i++)
+		if (poll(&comes, 1, 5000) != 1 || read(a, &times, sizeof times) != sizeof times)
+			return "it stands still";
+	usleep(50000); // its time comes again before the next checkpoint
+	return "same";
+}
+
+// A program has its own memory open as a file, as Julia has it.
+static void own_memory(void) { a = (int)must(open("/proc/self/mem", O_RDWR)); }
+
+static const char *own_memory_same(void)
+{
+	static int word;
+	int one = 1;
+	word = 0;
+	return pwrite(a, &one, sizeof one, (off_t)(uintptr_t)&word) == sizeof one && word == 1 ? "same" : "not its memory";
+}
+
+// A segment of System V memory goes with the last process that has it, as it was removed.
+static int *segment;
+
+static void removed_segment(void)
+{
+	a = (int)must(shmget(IPC_PRIVATE, 4096, 0600));
+	segment = shmat(a, NULL, 0);
+	must(segment == (void *)-1 ? -1 : 0);
+	must(shmctl(a, IPC_RMID, NULL));
+	*segment = 7;
+}
+
+static const char *removed_segment_same(void)
+{
+	struct shmid_ds st;
+	if (*segment != 7)
+		return "content";
+	return shmctl(a, IPC_STAT, &st) || st.shm_perm.mode & SHM_DEST ? "same" : "it stays";
+}
+
+// A socket was bound below a directory that is gone, like the socket's name, and has a client.
+static void name_in_gone(void)
+{
+	struct sockaddr_un here = {AF_UNIX, "./s"};
+	must(mkdir(path, 0755));
+	must(chdir(path));
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(bind(a, (void *)&here, sizeof here));
+	must(listen(a, 1));
+	b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(connect(b, (void *)&here, sizeof here));
+	c = (int)must(accept(a, NULL, NULL));
+	must(unlink("s"));
+	must(chdir("/"));
+	must(rmdir(path));
+}
+
+static const char *name_in_gone_same(void)
+{
+	char text;
+	return write(b, "x", 1) == 1 && read(c, &text, 1) == 1 ? "same" : "no connection";
+}
+
+// A descriptor is on its way to another program.
+static void sent(int fd)
+{
+	char room[CMSG_SPACE(sizeof fd)] = {0}, text = 'x';
+	struct iovec data = {&text, 1};
+	struct msghdr m = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
+	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	int pair[2];
+	h->cmsg_level = SOL_SOCKET;
+	h->cmsg_type = SCM_RIGHTS;
+	h->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(h), &fd, sizeof fd);
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	must(sendmsg(pair[0], &m, 0));
+	close(fd);
+}
+
+static void sent_timer(void) { sent((int)must(timerfd_create(CLOCK_MONOTONIC, 0))); }
+static void sent_terminal(void) { sent((int)must(open("/dev/ptmx", O_RDWR | O_NOCTTY))); }
+
+static void fifo_by_name(void)
+{
+	must(mkfifo("/fifo", 0600));
+	must(open("/fifo", O_PATH));
+}
+
+// A directory of the image was removed while the program is in it, and another one has its name.
+static void renewed_directory(void)
+{
+	must(chdir("/root"));
+	must(rmdir("/root"));
+	must(mkdir("/root", 0700));
+}
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -1292,6 +1480,9 @@ static const struct state {
 	{"undo", undo, undo_same},
 	{"processor-time", use_time, used_same},
 	{"own-settings", own_settings, own_settings_same},
+	{"peers-user", peers_user, peers_user_same},
+	{"behind-empty", behind_empty, behind_empty_same},
+	{"nameless", nameless, nameless_same},
 	{"thread-directory", thread_directory, NULL},
 	{"thread-files", thread_files, NULL},
 	{"keys", keys, keys_same},
@@ -1310,6 +1501,15 @@ static const struct state {
 	{"waiting-netlink", waiting_netlink, NULL},
 	{"high-netlink", high_netlink, NULL},
 	{"process-directory", process_directory, NULL},
+	{"appended-pipe", appended_pipe, appended_pipe_same},
+	{"repeating-timers", repeating_timers, repeating_timers_same},
+	{"own-memory", own_memory, own_memory_same},
+	{"removed-segment", removed_segment, removed_segment_same},
+	{"name-in-gone", name_in_gone, name_in_gone_same},
+	{"sent-timer", sent_timer, NULL},
+	{"sent-terminal", sent_terminal, NULL},
+	{"fifo-by-name", fifo_by_name, NULL},
+	{"renewed-directory", renewed_directory, NULL},
 };
 
 static void check(void *arg, const char *request, char *reply)

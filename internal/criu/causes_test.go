@@ -55,6 +55,10 @@ func TestFirstCause(t *testing.T) {
 		{name: "no peer", log: "Error (criu/sk-unix.c:418): unix: Unix socket 17 without peer 18\n", said: "Error", means: "a program outside of the container"},
 		{name: "replaced file", log: "Error (criu/files-reg.c:1444): Unaccessible path opened 43:7, need 43:9\n", said: "Error", means: "replaced by another one"},
 		{name: "a file of a kind", log: "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:[x])\n", said: "Error", means: "of a kind that CRIU cannot dump"},
+		{name: "directory of the image", log: "Error (criu/files-reg.c:1159): Can't link remap to /app: Operation not permitted\n", said: "Error", means: "have the program leave it"},
+		{name: "no descriptor", log: "Error (compel/src/lib/infect-rpc.c:44): Message reply from daemon is trimmed (12/0)\n", said: "Error", means: "ulimit -n"},
+		{name: "FIFO", log: "Error (criu/pipes.c:425): Can't obtain piped data size\n", said: "Error", means: "O_PATH"},
+		{name: "terminal on its way", log: "Error (criu/tty.c:1865): tty: No CTL for TTY dump, likely SCM case\n", said: "Error", means: "a terminal is on its way"},
 		{name: "terminal", log: "Error (criu/tty.c:1018): tty: Don't have tty to inherit session from, aborting\n", said: "Error", means: "--tty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -15,6 +15,9 @@
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets
 //     them no longer: CRIU does not see the host's mounts.
+//   - A timer that repeats (timerfd) and was not read since its time came goes on: the kernel says that it has
+//     no time left, and CRIU would set it so.
+//   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
 //     if the node or the container says so.
 //
@@ -129,6 +132,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		if r.GetFlags()&unix.O_APPEND != 0 || p.place.Volumes[r.GetMntId()] {
 			r.Size = nil // CRIU compares no size then
 		}
+	}
+	if t := f.GetTfd(); t.GetTicks() > 0 && t.GetVsec() == 0 && t.GetVnsec() == 0 {
+		t.Vsec, t.Vnsec = t.Isec, t.Insec // of one that repeats: 0 would stop it
 	}
 	if u := f.GetUsk(); u != nil {
 		p.name(u)

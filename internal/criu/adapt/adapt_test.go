@@ -12,6 +12,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
@@ -181,4 +182,15 @@ func FuzzEdit(f *testing.F) {
 		place := Place{Connections: true, Moves: true, Addresses: addresses("10.0.0.9", "fd00::9")}
 		Make(place, []*fdinfo.FileEntry{e}).Edit(e)
 	})
+}
+
+// A timer that repeats goes on if it was not read since its time came. Others are as they were.
+func TestTimers(t *testing.T) {
+	for _, test := range [][5]uint64{{1, 0, 0, 5, 5}, {0, 0, 0, 5, 0}, {1, 0, 3, 5, 3}, {1, 0, 0, 0, 0}} {
+		f := &fdinfo.FileEntry{Tfd: &timerfd.TimerfdEntry{Ticks: &test[0], Vsec: &test[1], Vnsec: &test[2], Isec: new(uint64(0)), Insec: &test[3]}}
+		Make(Place{}, nil).Edit(f)
+		if got := f.GetTfd().GetVnsec(); got != test[4] {
+			t.Errorf("%v: %d", test, got)
+		}
+	}
 }

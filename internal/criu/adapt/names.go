@@ -5,11 +5,15 @@ package adapt
 
 import (
 	"crypto/rand"
+	"path"
 	"regexp"
 	"sync"
 
 	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 )
+
+// longestName is UNIX_PATH_MAX of linux/un.h.
+const longestName = 108
 
 // driverName is the abstract name that NVIDIA's driver 580 listens on in every CUDA process:
 // cuda-uvmfd-, the inode number of the process's pid namespace, and its pid there. The other form
@@ -23,6 +27,9 @@ var driverName = sync.OnceValue(func() *regexp.Regexp {
 // namespace has got the inode number of the old one. Kept, it would be in the way of such a program:
 // its cuInit fails with 304. The new name is random, and no driver asks for one of its form.
 func (p *Plan) name(s *skunix.UnixSkEntry) {
+	if at := path.Join(s.GetNameDir(), string(s.GetName())); s.GetDeleted() && s.NameDir != nil && len(at) < longestName {
+		s.Name, s.NameDir = []byte(at), nil // CRIU makes the directory of a whole path alone
+	}
 	if !p.place.Shared {
 		return
 	}

@@ -63,3 +63,19 @@ func TestDriverName(t *testing.T) {
 		t.Errorf("%q, its connection %q, another %q", name(listens), name(connected), name(another))
 	}
 }
+
+// A removed name below a directory becomes a whole path, if it is short enough for one.
+func TestRemovedName(t *testing.T) {
+	long := "/" + strings.Repeat("d", 110)
+	for _, test := range []struct {
+		dir, want string
+		deleted   bool
+	}{{"/d", "/d/s\x00", true}, {"/d", "./s\x00", false}, {long, "./s\x00", true}} {
+		f := unixSocket("./s\x00")
+		f.Usk.NameDir, f.Usk.Deleted = &test.dir, &test.deleted
+		Make(Place{}, nil).Edit(f)
+		if got := string(f.GetUsk().GetName()); got != test.want || (f.GetUsk().NameDir == nil) != (got != "./s\x00") {
+			t.Errorf("%v: %q below %q", test, got, f.GetUsk().GetNameDir())
+		}
+	}
+}

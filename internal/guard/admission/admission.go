@@ -219,10 +219,14 @@ func (a *allowance) confinement(mode criucore.SeccompMode, filter *uint32, threa
 	if err := a.seccomp(mode, filter); err != nil && !criuimage.Without("seccomp") {
 		return err
 	}
+	policy, priority := thread.GetSchedPolicy()&^unix.SCHED_RESET_ON_FORK, thread.GetSchedPrio()
+	if policy > unix.SCHED_IDLE {
+		return fmt.Errorf("it has the scheduling policy %d (6 is SCHED_DEADLINE), which CRIU does not restore: give it another one first (chrt)", policy)
+	}
 	if a.has(unix.CAP_SYS_NICE) {
 		return nil
 	}
-	if policy, priority := thread.GetSchedPolicy(), thread.GetSchedPrio(); !bundle.MayRun(a.spec, policy, priority) {
+	if !bundle.MayRun(a.spec, policy, priority) {
 		return fmt.Errorf("it has a real-time scheduling policy (%d, priority %d), and the spec neither CAP_SYS_NICE nor such an RLIMIT_RTPRIO", policy, priority)
 	}
 	if nice := thread.GetSchedNice(); !bundle.MayBeNice(a.spec, nice) {

@@ -13,6 +13,7 @@ import (
 	criucgroup "github.com/checkpoint-restore/go-criu/v8/crit/images/cgroup"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/creds"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
@@ -24,6 +25,7 @@ import (
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	skpacket "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-packet"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -213,7 +215,8 @@ func TestADumpThatAsksForMoreIsRefused(t *testing.T) {
 		"a higher priority": {spec: realTime, dump: func(d *criu.Dump) {
 			d.Tasks[0].Threads[1].SchedPolicy, d.Tasks[0].Threads[1].SchedPrio = proto.Uint32(1), proto.Uint32(51)
 		}, says: "priority 51"},
-		"a deadline":         {spec: realTime, dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(6) }, says: "real-time"},
+		"not for children":   {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(1 | unix.SCHED_RESET_ON_FORK) }, says: "real-time"},
+		"a deadline":         {spec: realTime, dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedPolicy = proto.Uint32(6) }, says: "does not restore"},
 		"nice":               {dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-5) }, says: "nice"},
 		"nicer":              {spec: realTime, dump: func(d *criu.Dump) { d.Tasks[0].Threads[1].SchedNice = proto.Int32(-11) }, says: "nice"},
 		"open files":         {dump: func(d *criu.Dump) { *d.Tasks[0].Limits[7].Max = 4096 }, says: "RLIMIT_NOFILE is 1024 to 4096"},
@@ -307,6 +310,36 @@ func TestMaskedPathThatIsNew(t *testing.T) {
 		}
 		if _, err := e.check(&skpacket.SkPacketEntry{Scm: []*skpacket.ScmEntry{{Rights: []uint32{c.right}}}}); (err != nil) != c.refused {
 			t.Errorf("right %d with %d mounts: error %v", c.right, len(c.dump.Mounts), err)
+		}
+	}
+}
+
+// A timer or a connection that a process has open may be on its way to another one as well, and one that nobody
+// has open not, but for a connection to elsewhere.
+func TestOnItsWay(t *testing.T) {
+	tcp := func(state, from, to uint32) *fdinfo.FileEntry {
+		return &fdinfo.FileEntry{Id: new(6 + from), Type: fdinfo.FdTypes_INETSK.Enum(), Isk: &skinet.InetSkEntry{
+			Family: new(uint32(unix.AF_INET)), Proto: new(uint32(unix.IPPROTO_TCP)), State: &state, SrcAddr: []uint32{from}, DstAddr: []uint32{to},
+		}}
+	}
+	timer := &fdinfo.FileEntry{Id: new(uint32(7)), Type: fdinfo.FdTypes_TIMERFD.Enum(), Tfd: &timerfd.TimerfdEntry{}}
+	for _, test := range []struct {
+		file          *fdinfo.FileEntry
+		opened, taken bool
+	}{{timer, true, true}, {timer, false, false}, {tcp(1, 1, 2), true, true}, {tcp(1, 1, 2), false, false}, {tcp(1, 1, 3), false, true}, {tcp(10, 1, 2), false, true}} {
+		e := EntriesOf(specOfTest(), dumpOfTest(), host)
+		if test.opened {
+			if _, err := e.check(&fdinfo.FdinfoEntry{Id: new(uint32(7))}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, file := range []*fdinfo.FileEntry{test.file, tcp(1, 2, 1)} {
+			if _, err := e.check(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := e.check(&skpacket.SkPacketEntry{Scm: []*skpacket.ScmEntry{{Rights: []uint32{7}}}}); (err == nil) != test.taken {
+			t.Errorf("%v: error %v", test, err)
 		}
 	}
 }
@@ -423,11 +456,13 @@ func TestMaps(t *testing.T) {
 		"of no page":              {append(two[:3:3], [3]uint64{12, 12, guard}), "no range of pages"},
 		"before its mapping":      {vmas{{10, 11, guard}, {10, 20, regular}}, "in no mapping"},
 		"a mapping behind guards": {append(two[:3:3], [][3]uint64{{10, 11, guard}, {60, 61, regular}}...), "overlaps"},
+		"a wide one":              {vmas{{16, 16 + mostPrivate/page, regular}}, ""},
+		"a too wide one":          {vmas{{16, 17 + mostPrivate/page, regular}}, "a sanitizer"},
 		"a mapping that is one":   {append(two[:3:3], [3]uint64{60, 61, guard | regular}), "unknown kind"},
 	} {
 		m := new(mm.MmEntry)
 		for _, v := range test.vmas {
-			m.Vmas = append(m.Vmas, &vma.VmaEntry{Start: new(v[0] * page), End: new(v[1] * page), Status: new(uint32(v[2])), Fdflags: new(uint32(unix.O_TMPFILE &^ unix.O_DIRECTORY))})
+			m.Vmas = append(m.Vmas, &vma.VmaEntry{Start: new(v[0] * page), End: new(v[1] * page), Status: new(uint32(v[2])), Flags: new(uint32(unix.MAP_PRIVATE)), Fdflags: new(uint32(unix.O_TMPFILE &^ unix.O_DIRECTORY))})
 		}
 		if err := maps(m); (err == nil) != (test.refusal == "") || err != nil && !strings.Contains(err.Error(), test.refusal) {
 			t.Errorf("%s: error %v, want one with %q", name, err, test.refusal)
@@ -523,23 +558,26 @@ func TestNetlink(t *testing.T) {
 	}
 }
 
-// A directory of links of a process of the container may be open, and nothing that one of them leads to.
+// A directory of links of a process of the container may be open, and nothing that one of them leads to. So
+// may its memory, also for writing, as Julia has its own.
 func TestKernelFile(t *testing.T) {
 	e := EntriesOf(specOfTest(), dumpOfTest(), host)
 	for name, taken := range map[string]bool{
 		"/meminfo": true, "/1/status": true, "/1/fd": true, "/1/ns": true, "/1/map_files": true, "/1/task/1/fd": true, "/1/fdinfo": true,
 		"/2/fd": false, "/self/fd": false, "/thread-self/fd": false, "/01/fd": false, "/1/fd/3": false, "/1/fd/3/etc": false, "/1/task/1/fd/3": false,
-		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": false, "/1/ns/net": false,
+		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": true, "/1/task/1/mem": true, "/2/mem": false, "/mem": false, "/1/ns/net": false,
 		"/1/map_files/1000-2000": false, "/x/1/fd": false, "/1/fd/": false, "/fd": false, "/ns": false,
 	} {
 		if err := e.kernelFile(name, unix.O_RDONLY, false); (err == nil) != taken {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if err := e.kernelFile(name, unix.O_RDWR, false); err == nil {
-			t.Errorf("%s is taken, open for writing", name)
+		if err := e.kernelFile(name, unix.O_RDWR, false); (err == nil) != (taken && strings.HasSuffix(name, "/mem")) {
+			t.Errorf("%s, open for writing: error %v", name, err)
 		}
 	}
-	if err := e.kernelFile("/1/fd", unix.O_RDONLY, true); err == nil {
-		t.Error("a directory of a process of the host's is taken")
+	for _, name := range []string{"/1/fd", "/1/mem"} {
+		if err := e.kernelFile(name, unix.O_RDONLY, true); err == nil {
+			t.Errorf("%s of a process of the host's is taken", name)
+		}
 	}
 }

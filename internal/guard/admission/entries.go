@@ -45,12 +45,15 @@ type Entries struct {
 	files  map[uint32]string // names of regular files
 	links  map[string]bool   // symbolic links of tmpfs mounts, by their paths in the container
 	pids   map[string]bool   // processes of the dump, as the container counts
+	opened map[uint32]bool   // files that a process has open
+	sent   map[uint32]string // timers, watches and connections that no process has open, with the other end
+	ends   map[string]bool   // of TCP connections
 	open   string            // a path that the spec masks and the dump does not, "" for none
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), ""}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), ""}
 	if !e.admin() && host.Direct != nil {
 		e.open = e.bare(spec.Linux.MaskedPaths, d.Mounts)
 	}
@@ -85,6 +88,7 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 	case *criucore.CoreEntry:
 		return e.core(m)
 	case *fdinfo.FdinfoEntry:
+		e.opened[m.GetId()] = true
 		if label := m.GetXattrSecuritySelinux(); label != "" && label != e.spec.Process.SelinuxLabel {
 			return "lsm", fmt.Errorf("a file has the SELinux label %q, and the spec %q", label, e.spec.Process.SelinuxLabel)
 		}
@@ -120,10 +124,14 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 }
 
 // onTheirWay refuses a file in a socket's queue, which no inspection sees, where CRIU opens files before all
-// is masked.
+// is masked, and what CRIU sets up by the descriptor of a process, which it has none of then. A connection to
+// elsewhere comes back closed, which needs none.
 func (e *Entries) onTheirWay(p *skpacket.SkPacketEntry) error {
 	for _, scm := range p.GetScm() {
 		for _, id := range scm.GetRights() {
+			if end, ok := e.sent[id]; ok && (end == "" || e.ends[end]) {
+				return errors.New("a timer (timerfd), a watch (inotify) or a TCP connection of the container is on its way through a socket, and CRIU cannot restore one that no process has open: try again when the program has received it")
+			}
 			if name, ok := e.files[id]; ok && e.open != "" {
 				return fmt.Errorf("%s is on its way through a socket, and %s is not masked in the dump, as the spec has it: have the program receive the file first", name, e.open)
 			}
@@ -184,6 +192,14 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 	if want := messageOf[m.GetType()]; kinds != 1 || want == "" || !m.ProtoReflect().Has(m.ProtoReflect().Descriptor().Fields().ByName(want)) {
 		return "files", fmt.Errorf("it has the type %v, and not what describes a file of this type alone", m.GetType())
 	}
+	to := ""
+	if s := m.GetIsk(); s.GetProto() == unix.IPPROTO_TCP && s.GetState() != tcpClose && s.GetState() != tcpListen {
+		e.ends[fmt.Sprint(s.SrcAddr, s.GetSrcPort(), s.DstAddr, s.GetDstPort())] = true
+		to = fmt.Sprint(s.DstAddr, s.GetDstPort(), s.SrcAddr, s.GetSrcPort())
+	}
+	if (m.GetTfd() != nil || m.GetIfy() != nil || to != "") && !e.opened[m.GetId()] {
+		e.sent[m.GetId()] = to
+	}
 	switch {
 	case m.GetReg() != nil:
 		return "files", e.regular(m.GetReg())
@@ -209,6 +225,12 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 	}
 	return "", nil
 }
+
+// States of TCP (include/net/tcp_states.h).
+const (
+	tcpClose  = 7
+	tcpListen = 10
+)
 
 // messageOf are the fields that describe files, by the files' types.
 var messageOf = map[fdinfo.FdTypes]protoreflect.Name{
@@ -332,15 +354,19 @@ func kernels(m *mnt.MntEntry) bool {
 // magicLinks are files of /proc that lead out of it, whatever they are called there, and memory.
 var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
 
-// directoryOfLinks matches directories of magic links below /proc.
-var directoryOfLinks = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns)$`) })
+// ofProcess matches directories of magic links below /proc, and memory.
+var ofProcess = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns|mem)$`) })
 
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
 // a process that may write to them opens them again. A directory of links of the container's own
 // processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
-// a link (proc_pid_get_link). In a mount from outside the numbers are those of other processes.
+// a link (proc_pid_get_link). Their memory is none either: it is what the dump says. In a mount from outside
+// the numbers are those of other processes.
 func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
-	if at := directoryOfLinks().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
+	if at := ofProcess().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
+		if at[3] == "mem" {
+			return nil
+		}
 		name = ""
 	}
 	for part := range strings.SplitSeq(name, "/") {
@@ -349,7 +375,7 @@ func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
 		}
 	}
 	if flags&unix.O_ACCMODE != unix.O_RDONLY {
-		return errors.New("a file of the kernel is open for writing, and the spec has no CAP_SYS_ADMIN")
+		return errors.New("a file of the kernel is open for writing, and the spec has no CAP_SYS_ADMIN: close it before the checkpoint")
 	}
 	return nil
 }
@@ -425,6 +451,9 @@ const (
 	pageSize     = 4096
 	addressEnd   = 1 << 56
 	vsyscallPage = 0xffffffffff600000
+	// mostPrivate is what lies below programs, where CRIU has room for all private mappings in a row
+	// (ELF_ET_DYN_BASE of x86-64).
+	mostPrivate = 1 << 47 / 3 * 2
 )
 
 // What a mapping can be (criu/include/image.h).
@@ -436,7 +465,7 @@ const (
 // maps refuses mappings that overlap: CRIU's own code lies where the images leave room, and works
 // as root until it is done. Guards come behind all mappings, and lie within them.
 func maps(m *mm.MmEntry) error {
-	end := uint64(0)
+	end, private := uint64(0), uint64(0)
 	var mapped [][2]uint64 // from and to; neighbours as one
 	for i, v := range m.GetVmas() {
 		from, to := v.GetStart(), v.GetEnd()
@@ -463,6 +492,12 @@ func maps(m *mm.MmEntry) error {
 			mapped = append(mapped, [2]uint64{from, to})
 		}
 		end = to
+		if v.GetFlags()&unix.MAP_PRIVATE != 0 {
+			private += to - from
+		}
+	}
+	if private > mostPrivate {
+		return fmt.Errorf("it has %d TiB mapped, and CRIU has room for %d: a sanitizer (-fsanitize=thread) reserves so much, have the program do without", private>>40, uint64(mostPrivate)>>40)
 	}
 	return nil
 }

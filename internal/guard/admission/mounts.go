@@ -175,6 +175,9 @@ func isOf(m *mnt.MntEntry, at string) bool { return path.Clean("/"+m.GetExtKey()
 // mount compares one mount of the dump.
 func (a *allowance) mount(m *mnt.MntEntry, at string) error {
 	external := isExternal(m)
+	if m.GetDeleted() {
+		return fmt.Errorf("mount %s: what is mounted there was removed: unmount it, or start the container anew if it was replaced on the node", at)
+	}
 	if at == "/" {
 		return nil // CRIU mounts the new root there, whatever it was
 	}
