@@ -172,7 +172,7 @@ func TestReasons(t *testing.T) {
 		{state: "same-number", says: "by which CRIU knows the content of both"},
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
-		{state: "raw-socket", says: "no raw socket", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
+		{state: "raw-socket", says: "is not what a restore needs", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
 		{state: "connected-netlink", says: "a netlink socket is connected"},
 		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
 		{state: "high-netlink", says: "a netlink socket is in a group"},
