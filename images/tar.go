@@ -17,6 +17,9 @@ import (
 // maxTarEntries bounds the table of an archive. CRIU writes some twenty files a process.
 const maxTarEntries = 1 << 20
 
+// maxTarNames bounds the names in that table, in bytes: each may be as long as a megabyte.
+const maxTarNames = 64 << 20
+
 // ReadTar reads a tar archive that nobody trusts. It calls entry for each file and directory, in
 // order, with the cleaned name; entry may read as much of data as it likes. ReadTar returns the
 // first error of entry, or ErrDamaged for
@@ -25,9 +28,9 @@ const maxTarEntries = 1 << 20
 //   - a name that CleanTarName refuses, a file without a name, a whiteout (".wh.");
 //   - a file whose name was there before;
 //   - extended attributes;
-//   - more than a million entries, or an archive that ends too early.
+//   - more than a million entries, names of more than 64 MiB, or an archive that ends too early.
 func ReadTar(r io.Reader, entry func(name string, h *tar.Header, data io.Reader) error) error {
-	seen := make(map[string]byte)
+	seen, names := make(map[string]byte), 0
 	for t := tar.NewReader(r); ; {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
@@ -43,8 +46,9 @@ func ReadTar(r io.Reader, entry func(name string, h *tar.Header, data io.Reader)
 		if before, ok := seen[name]; ok && (before != tar.TypeDir || h.Typeflag != tar.TypeDir) {
 			return fmt.Errorf("%w: archive: %q is there twice", ErrDamaged, h.Name)
 		}
-		if seen[name] = h.Typeflag; len(seen) > maxTarEntries {
-			return fmt.Errorf("%w: archive: more than %d entries", ErrDamaged, maxTarEntries)
+		seen[name] = h.Typeflag
+		if names += len(name); len(seen) > maxTarEntries || names > maxTarNames {
+			return fmt.Errorf("%w: archive: more than %d entries, or %d bytes of names", ErrDamaged, maxTarEntries, maxTarNames)
 		}
 		if err := entry(name, h, t); err != nil {
 			return err

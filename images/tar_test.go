@@ -7,6 +7,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"path"
 	"slices"
@@ -186,4 +187,16 @@ func FuzzReadTar(f *testing.F) {
 		}
 		_, _ = OpenFiles(files)
 	})
+}
+
+// The table of an archive's names is as small as its files are few, however long the names are.
+func TestReadTarLongNames(t *testing.T) {
+	var entries []*tar.Header
+	for n := range 70 {
+		entries = append(entries, &tar.Header{Name: fmt.Sprintf(".gpuckpt/%d%s", n, strings.Repeat("x", 1e6)), Typeflag: tar.TypeReg})
+	}
+	archive := tarOf(t, entries...)
+	if err := ReadLayer(bytes.NewReader(archive), func(string, int64, io.Reader) error { return nil }); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "bytes of names") {
+		t.Errorf("%.200v", err)
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 func openPlace(ctx context.Context, dial convert.Dial, name string) (*convert.Source, error) {
@@ -111,7 +112,9 @@ func inspect(ctx context.Context, dial convert.Dial, name string) (_ *inspectAns
 func (a *inspectAnswer) words() string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 8, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(w, name+"\t"+format+"\n", args...) }
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", visible.Text(name), visible.Text(fmt.Sprintf(format, args...)))
+	}
 	row("Checkpoint", "%s", a.Source)
 	m := cmp.Or(a.Metadata, new(images.Metadata))
 	if a.Image != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 func lsCommand() *cobra.Command {
@@ -76,7 +77,7 @@ func lsText(found []catalog.Entry, now time.Time) string {
 		if e.Signed && e.SignedBy == "" {
 			by = "a key that does not count here"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s ago\t%s\t%s\t%s\n", e.Image, cmp.Or(e.Container, "-"), units.HumanDuration(now.Sub(e.Created)), size(e.Bytes), size(e.GPUBytes), by)
+		fmt.Fprintf(w, "%s\t%s\t%s ago\t%s\t%s\t%s\n", visible.Text(e.Image), visible.Text(cmp.Or(e.Container, "-")), units.HumanDuration(now.Sub(e.Created)), size(e.Bytes), size(e.GPUBytes), by)
 	}
 	_ = w.Flush() // into memory
 	return b.String()

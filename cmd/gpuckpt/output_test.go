@@ -8,6 +8,12 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/catalog"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // With --json an error is JSON as well, also one of a wrong call.
@@ -43,5 +49,18 @@ func TestManPages(t *testing.T) {
 	page, err := os.ReadFile(dir + "/gpuckpt-image-push.1")
 	if err != nil || !strings.Contains(string(page), "--parallel") && !strings.Contains(string(page), `\-\-parallel`) {
 		t.Errorf("%v, %s", err, page)
+	}
+}
+
+// What an image says of itself is in its own line and column: it says nothing of other images, or of who
+// signed it.
+func TestOneLineAnImage(t *testing.T) {
+	name := "job\tjust now ago\t1GiB\t1GiB\tours\nexample.com/other:1\tjob"
+	if text := lsText([]catalog.Entry{{Image: "example.com/job:1", Container: name}}, time.Now()); strings.Count(text, "\n") != 2 || !strings.Contains(text, `job\tjust now`) {
+		t.Errorf("ls prints %s", text)
+	}
+	a := inspectAnswer{Image: &oci.Image{Annotations: map[string]string{annotations.ContainerName: name}, Metadata: new(images.Metadata)}}
+	if text := a.words(); !strings.Contains(text, `ours\nexample.com`) {
+		t.Errorf("inspect prints %s", text)
 	}
 }

@@ -114,6 +114,9 @@ func (i *Image) plan() error {
 	if i.image.Digest != i.src.Image.Digest {
 		return fmt.Errorf("%s is an index of images: %w", i.src.Ref, ErrWhole)
 	}
+	if !i.image.Stackable() {
+		return fmt.Errorf("%s has %d layers: %w", i.src.Ref, len(i.image.Layers), ErrWhole)
+	}
 	var ids []digest.Digest
 	for n, l := range i.image.Layers {
 		ids = append(ids, l.DiffID)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
 )
 
 // No file is made outside of the layer's root, nor by a link.
@@ -99,5 +100,18 @@ func TestParts(t *testing.T) {
 				t.Errorf("told %d, want %d", told, test.want)
 			}
 		})
+	}
+}
+
+// An image of more layers than can be stacked gets no snapshot for each: it is left to containerd.
+func TestTooManyLayers(t *testing.T) {
+	i := &Image{src: new(registry.Source), image: &oci.Image{Layers: make([]oci.Layer, 501)}}
+	i.image.Layers[500].Kind = oci.LayerCRIU
+	if err := i.plan(); !errors.Is(err, ErrWhole) {
+		t.Error(err)
+	}
+	i.image.Layers = i.image.Layers[1:]
+	if err := i.plan(); err != nil {
+		t.Error(err)
 	}
 }

@@ -134,6 +134,9 @@ func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
 	return l, nil
 }
 
+// Stackable reports whether an overlay can stack an image's layers. Others are not worth a snapshot for each layer.
+func (i *Image) Stackable() bool { return len(i.Layers) <= 500 }
+
 // Anchored reports whether an image has GPU state that lies above its Anchor, and nothing else but CRIU's images
 // above it. Only that may be entered into containerd by what the image says of it.
 func (i *Image) Anchored() bool {
@@ -150,6 +153,11 @@ func (i *Image) Anchored() bool {
 	return above[top].Kind == LayerCRIU && !slices.ContainsFunc(above[:top], func(l Layer) bool { return l.Kind != LayerGPU })
 }
 
+// notFirst says that a layer does not begin with gpuckpt.json.
+func notFirst(name string) error {
+	return fmt.Errorf("%w: its first file is %s, not %s", images.ErrDamaged, name, images.MetadataName)
+}
+
 // inspectMetadata reads gpuckpt.json out of its layer, of which it is the first file.
 func inspectMetadata(ctx context.Context, provider content.Provider, layer ocispec.Descriptor) (*images.Metadata, error) {
 	r, err := OpenLayer(ctx, provider, layer, nil)
@@ -160,8 +168,8 @@ func inspectMetadata(ctx context.Context, provider content.Provider, layer ocisp
 	var m *images.Metadata
 	found := errors.New("found")
 	err = images.ReadLayer(r, func(name string, _ int64, r io.Reader) (err error) {
-		if name != images.MetadataName {
-			return nil
+		if name != images.MetadataName { // what is before it may have no end
+			return notFirst(name)
 		}
 		if m, err = readMetadata(r); err != nil {
 			return err

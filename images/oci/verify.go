@@ -354,6 +354,9 @@ func (v *verifier) readCRIU(r io.Reader) error {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
 		}
 		if name != images.MetadataName {
+			if v.meta == nil {
+				return notFirst(name)
+			}
 			return sealed.Take(name, size, r)
 		}
 		data, err := io.ReadAll(io.LimitReader(r, maxDocument))

@@ -243,6 +243,14 @@ func TestVerifyRefusesHostileArchives(t *testing.T) {
 	piece := append(bytes.Clone(first), archiveOf(t, &tar.Header{Name: ".gpuckpt/gpu-1-0.000000000000", Size: 4096, Typeflag: tar.TypeReg})...)
 	refuses(t, store, replaced(t, store, r.Manifest, LayerCRIU, piece), images.ErrDamaged, "gpu-1-0.000000000000")
 	refuses(t, store, replaced(t, store, r.Manifest, LayerCRIU, archiveOf(t)), images.ErrDamaged, "it has no "+images.MetadataName)
+	// Who lists images reads the begin of each, and not a layer that has no end.
+	late := archiveOf(t, &tar.Header{Name: ".gpuckpt/core-1.img", Size: 1024, Typeflag: tar.TypeReg})
+	late = append(late[:len(late)-1024], append(bytes.Clone(first), make([]byte, 1024)...)...)
+	second := replaced(t, store, r.Manifest, LayerCRIU, late)
+	refuses(t, store, second, images.ErrDamaged, "its first file is core-1.img")
+	if _, err := Inspect(t.Context(), store, second); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("a layer that begins with another file: %v", err)
+	}
 	for name, h := range map[string]*tar.Header{
 		"another area":    {Name: ".gpuckpt/gpu-2-0.000000000000", Size: 4096, Typeflag: tar.TypeReg},
 		"half a piece":    {Name: ".gpuckpt/gpu-1-0.000000001000", Size: 4096, Typeflag: tar.TypeReg},

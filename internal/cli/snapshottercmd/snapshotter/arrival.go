@@ -127,7 +127,7 @@ func (a *arrival) storeCRIU() {
 // inOrder reports whether an image has layers of GPU state above their anchor, and all in the clear. GPU state is
 // committed before its bytes are here: the anchor keeps it from being taken for a layer of another image.
 func inOrder(i *oci.Image) bool {
-	return i.Anchored() && !slices.ContainsFunc(i.Layers, func(l oci.Layer) bool {
+	return i.Anchored() && i.Stackable() && !slices.ContainsFunc(i.Layers, func(l oci.Layer) bool {
 		return !cimages.IsLayerType(l.MediaType) || strings.Contains(l.MediaType, "encrypted")
 	})
 }
