@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
@@ -116,6 +117,15 @@ func TestMatch(t *testing.T) {
 			test.change(&n, &h)
 			compare(t, Match(n, h), test.wants)
 		})
+	}
+}
+
+// What an image says it needs is no line of its own: it could look like a command to be run.
+func TestMatchLines(t *testing.T) {
+	var r Report
+	r.Add(Match(Facts{Schema: 1, Driver: "1\n$ sh x", Count: 1, Models: []string{"A\n$ sh x"}}, Facts{Schema: 1})...)
+	if text := r.Text(); strings.Contains(text, "\n$ ") || strings.Contains(text, "  $ ") {
+		t.Error(text)
 	}
 }
 

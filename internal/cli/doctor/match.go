@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 // ErrNoFacts reports that annotations have no facts of a GPU checkpoint.
@@ -121,6 +122,11 @@ func FromAnnotations(a map[string]string) (f Facts, err error) {
 // have them; the shim pairs single GPUs at the restore.
 func Match(need, have Facts) []Check {
 	a := area{name: "checkpoint"}
+	// An image says this of itself: it stays in its line, where no command to be run looks like a fix.
+	need.Driver, need.Models = visible.Text(need.Driver), slices.Clone(need.Models)
+	for i, m := range need.Models {
+		need.Models[i] = visible.Text(m)
+	}
 	a.either(need.Schema >= 1 && need.Schema <= have.Schema, "schema", fmt.Sprintf("version %d", need.Schema),
 		Failure, fmt.Sprintf("version %d, and this node reads versions 1 to %d", need.Schema, have.Schema), "a newer gpuckpt made it", "# install the gpuckpt that made it, or a newer one")
 	if need.Count == 0 && need.Driver == "" {
