@@ -172,8 +172,8 @@ test-servers: setup build testbeds ## Run servers of Debian's packages by runc's
 # Part of `make test`, which tries a sample. CHANGES=8:3 tries every eighth change, from the fourth on.
 CHANGES ?= all
 .PHONY: test-hostile
-test-hostile: setup build testbeds ## Restore every change of every field of a checkpoint (needs root; an hour).
-	$(TEST_ENV) GPUCKPT_HOSTILE=$(CHANGES) go -C integration test -count=1 -v -timeout 120m ./hostile -run 'TestEveryField|TestEachRule'
+test-hostile: setup build testbeds ## Restore every change of every field of a checkpoint and of an image (needs root; hours).
+	$(TEST_ENV) GPUCKPT_HOSTILE=$(CHANGES) go -C integration test -count=1 -v -timeout 240m ./hostile -run 'TestEveryField|TestEachRule'
 
 .PHONY: gpu-bundle
 gpu-bundle: setup build-faults ## Pack the tests into one archive for a machine with a GPU.

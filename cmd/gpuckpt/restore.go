@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
 	cdispec "github.com/containerd/containerd/v2/pkg/cdi"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	ctroci "github.com/containerd/containerd/v2/pkg/oci"
@@ -269,6 +271,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	container, err := c.NewContainer(ctx, o.name,
 		client.WithImage(image),
 		client.WithImageConfigLabels(image),
+		withoutNerdctl,
 		client.WithAdditionalContainerLabels(labels),
 		client.WithSnapshotter(o.snapshotter),
 		client.WithNewSnapshot(o.name, image),
@@ -323,6 +326,13 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		return nil, errors.Join(err, derr)
 	}
 	return task, nil
+}
+
+// withoutNerdctl removes labels of an image's that nerdctl would take for its own: `nerdctl rm` removes the
+// directory that one of them names. The client's library leaves out containerd's.
+func withoutNerdctl(_ context.Context, _ *client.Client, c *containers.Container) error {
+	maps.DeleteFunc(c.Labels, func(name, _ string) bool { return strings.HasPrefix(name, "nerdctl/") })
+	return nil
 }
 
 // removeGivenUp removes a container whose start has failed or was given up. containerd may have made the task

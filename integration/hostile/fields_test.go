@@ -95,19 +95,7 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 	if out, err := exec.Command("cp", "-a", z.dir+"/.", dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	var wg sync.WaitGroup
-	queue := make(chan imagetest.Change)
-	for _, g := range places {
-		wg.Go(func() {
-			defer func() { // a test that has failed is not waited for
-				for range queue {
-				}
-			}()
-			for change := range queue {
-				g = s.Restore(t, g, change)
-			}
-		})
-	}
+	queue, wait := restoring(t, s, places...)
 	changes, refused := 0, 0
 	started := time.Now()
 	tried, _, err := imagetest.Each(dir, c.paths(), func(change imagetest.Change) bool {
@@ -130,8 +118,7 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 		queue <- change
 		return false
 	})
-	close(queue)
-	wg.Wait()
+	wait()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,6 +146,27 @@ func restoreEach(t *testing.T, z *zoo, choose func(imagetest.Change) bool, crash
 	maps.DeleteFunc(tried, func(name protoreflect.FullName, _ int) bool { return image.Fields()[name].May == "" })
 	t.Logf("%d fields x kinds, of which %d changes were tried: %d refused by name, %d accepted, %d restored for real (%v each), of which CRIU crashed at %d; %d escapes",
 		len(tried), changes, refused, changes-refused, len(all), (time.Since(started) / time.Duration(max(1, len(all)))).Round(time.Millisecond), crashed, escapes)
+}
+
+// restoring restores the changes of a queue, in several places at once, until wait is called.
+func restoring(t *testing.T, s *trials.Trials, places ...trials.Place) (_ chan<- imagetest.Change, wait func()) {
+	var wg sync.WaitGroup
+	queue := make(chan imagetest.Change)
+	for _, g := range places {
+		wg.Go(func() {
+			defer func() { // a test that has failed is not waited for
+				for range queue {
+				}
+			}()
+			for change := range queue {
+				g = s.Restore(t, g, change)
+			}
+		})
+	}
+	return queue, func() {
+		close(queue)
+		wg.Wait()
+	}
 }
 
 // What an error has of a CRIU that has crashed or was killed, and how it says by what.

@@ -23,6 +23,9 @@ import (
 // shared has the shim that believes images, checking the one that is shipped.
 var shared, checking *harness.Containerd
 
+// tests starts more of them.
+var tests *harness.Session
+
 // outside is a directory of the host's that is mounted in the containers.
 var outside string
 
@@ -32,6 +35,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	harness.Main(m.Run, func(s *harness.Session) error {
+		tests = s
 		dir, err := os.MkdirTemp("", "gpuckpt-unchecked")
 		if err != nil {
 			return err

@@ -1,0 +1,461 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package hostile
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/integration/hostile/trials"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image/imagetest"
+)
+
+// always are changes that once did what they were to do.
+var always = regexp.MustCompile(`^(the snapshotter|a restore that pulls): .*/layers/3/annotations/dev.gpuckpt.area: an area at path 1$|` +
+	`^a pull: .*/Labels/nerdctl/state-dir: path 0$`)
+
+// Every field of what describes an image is changed by every kind of value, and the image goes every way:
+// through the snapshotter, a restore while it is pulled, a pull, and an archive. It is refused, or it is
+// restored and harmless.
+func TestEveryFieldOfManifests(t *testing.T) {
+	tries := chosen(t, 400)
+	good := checkpointed(t)
+	c := newCanaries(t)
+	s := &trials.Trials{Host: &c.Kept, New: func(t *testing.T) trials.Place { return newNode(t, good) }}
+	nodes := []*node{newNode(t, good), newNode(t, good)}
+	s.Log = func() string { return nodes[0].c.LogTail(2000) + nodes[0].said() }
+	c.keep(t, func() {
+		for _, n := range nodes {
+			for way := range ways {
+				if wrong, failed := n.Restore(t, way, nil); failed != nil || len(wrong) > 0 {
+					t.Fatalf("the image as it was, by %s: %v, %v\n%s%s", way, failed, wrong, n.c.LogTail(4000), n.said())
+				}
+			}
+		}
+	})
+	queue, wait := restoring(t, s, nodes[0], nodes[1])
+	changes, restored := map[string]int{}, 0
+	paths := c.paths()
+	good.each([]string{paths[0], paths[2]}, func(field, kind string, made func() sent) {
+		for way := range ways {
+			change := imagetest.Change{File: way, Kind: field + ": " + kind}
+			if !tries(change) && !always.MatchString(change.String()) || t.Context().Err() != nil {
+				continue
+			}
+			change.Image = encoded(made())
+			changes[way]++
+			queue <- change
+		}
+	})
+	wait()
+	all, since := s.All()
+	report(t, all)
+	for _, r := range all {
+		if len(r.Wrong) > 0 {
+			t.Errorf("%v: it said %.2000v, and: %v", r.Change, r.Failed, r.Wrong)
+		}
+		if r.Failed == nil {
+			restored++
+		}
+	}
+	if len(since) > 0 || len(all) == 0 {
+		t.Errorf("after the last of %d changes: %v", len(all), since)
+	}
+	t.Logf("changes by way: %v; %d were restored", changes, restored)
+}
+
+// node is a containerd with gpuckpt's snapshotter, a registry, and a checkpoint image.
+type node struct {
+	c     *harness.Containerd
+	image *picture
+	kept  []string // the snapshots of other images
+	cdi   string
+	web   *httptest.Server
+	dir   string
+	count int
+
+	mu                    sync.Mutex
+	log                   bytes.Buffer // the snapshotter's
+	now                   sent         // what the registry has
+	snapshotter           *exec.Cmd
+	socket, address, root string // the snapshotter's
+}
+
+func (n *node) Write(text []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.log.Write(text)
+}
+
+func (n *node) said() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.log.String()
+}
+
+// checkpointed makes the image of a program with GPU memory.
+func checkpointed(t *testing.T) *picture {
+	t.Helper()
+	k := checking.Work(t, harness.RunSpec{OwnNetwork: true, GPUs: []int{0}}, "pattern", "--bytes", "1048576", "--chunks", "1")
+	harness.Within(t, "the program has GPU memory", func() bool { return strings.Contains(k.Logs(), "ready") })
+	const name = "gpuckpt.test/good:1"
+	var answer harness.CheckpointAnswer
+	if err := checking.Gpuckpt(t.Context(), &answer, "checkpoint", k.ID, "--image", name); err != nil {
+		t.Fatal(err)
+	}
+	k.MustRemove(t)
+	p := newPicture(t, checking, name)
+	if err := checking.ForgetImages(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func newNode(t *testing.T, image *picture) *node {
+	t.Helper()
+	n := &node{image: image, dir: t.TempDir(), cdi: t.TempDir()}
+	n.web = httptest.NewServer(n)
+	t.Cleanup(n.web.Close)
+	t.Cleanup(n.stop) // after containerd
+	n.c = tests.Own(t, harness.Options{ShimConfig: patience + harness.AnyCheckpoint, ConfigIn: func(dir string) string {
+		n.socket, n.address, n.root = filepath.Join(dir, "snap.sock"), filepath.Join(dir, "c.sock"), filepath.Join(dir, "gpuckpt")
+		n.start(t)
+		config, err := os.ReadFile("../../deploy/snapshotter.toml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.NewReplacer("version = 3\n", "", "/run/gpuckpt-snapshotter/snapshotter.sock", n.socket, "/var/lib/gpuckpt/snapshotter", n.root).Replace(string(config))
+	}})
+	if err := n.c.WriteCDISpec(n.cdi); err != nil {
+		t.Fatal(err)
+	}
+	n.kept = n.snapshots(t.Context())
+	return n
+}
+
+// start starts the snapshotter.
+func (n *node) start(t *testing.T) {
+	t.Helper()
+	program, err := tests.Bins.Path("gpuckpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.snapshotter = exec.Command(program, "snapshotter", "--root", n.root, "--listen", n.socket, "--address", n.address, "--attempts", "1")
+	n.snapshotter.Env = []string{"HOME=" + n.dir, "PATH=" + tests.Bins.SearchPath()}
+	n.snapshotter.Stdout, n.snapshotter.Stderr = n, n
+	n.snapshotter.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := n.snapshotter.Start(); err != nil {
+		t.Fatal(err)
+	}
+	harness.Within(t, "the snapshotter serves", func() bool {
+		c, err := net.Dial("unix", n.socket)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+// stop ends the snapshotter.
+func (n *node) stop() {
+	if n.snapshotter != nil && n.snapshotter.Process != nil {
+		_ = n.snapshotter.Process.Signal(syscall.SIGTERM)
+		_ = n.snapshotter.Wait() // by the signal
+	}
+}
+
+// ServeHTTP answers as a registry that has the image by any name.
+func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n.mu.Lock()
+	now := n.now
+	n.mu.Unlock()
+	of := path.Base(r.URL.Path)
+	data, ok := now.Blobs[digest.Digest(of)]
+	if !ok {
+		data, ok = n.image.blobs[digest.Digest(of)]
+	}
+	kind := "application/octet-stream"
+	if path.Base(path.Dir(r.URL.Path)) == "manifests" {
+		kind = ocispec.MediaTypeImageManifest
+		if of == "1" || of == now.Top.Digest.String() {
+			data, ok, kind = now.Blobs[now.Top.Digest], true, now.Top.MediaType
+		}
+	}
+	switch {
+	case of == "v2":
+	case !ok:
+		http.NotFound(w, r)
+	case r.Method == http.MethodPut:
+		w.WriteHeader(http.StatusCreated)
+	default:
+		w.Header().Set("Content-Type", kind)
+		w.Header().Set("Docker-Content-Digest", digest.FromBytes(data).String())
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(data))
+	}
+}
+
+// ways are those that an image goes. Each returns why it was not restored.
+var ways = map[string]func(n *node, t *trip) error{
+	"the snapshotter": func(n *node, t *trip) error {
+		if _, err := n.c.Ctr(t.ctx, "images", "pull", "--plain-http", "--snapshotter", "gpuckpt", t.name); err != nil {
+			return err
+		}
+		_, err := n.c.Run(t.ctx, harness.RunSpec{
+			ID: t.id, Image: t.name, Snapshotter: "gpuckpt", OwnNetwork: true, Args: []string{"gpuwork"}, GPUs: []int{0},
+			Annotations: map[string]string{"dev.gpuckpt.restore": "true"},
+		})
+		return err
+	},
+	"a restore that pulls": func(n *node, t *trip) error { return t.restore("--pull", "--attempts", "1") },
+	"a pull": func(n *node, t *trip) error {
+		if err := t.gpuckpt("image", "pull", "--attempts", "1", t.name); err != nil {
+			return err
+		}
+		t.look(t.name)
+		_ = t.gpuckpt("ls")
+		_ = t.gpuckpt("image", "push", "--attempts", "1", t.name, t.name)
+		return t.restore()
+	},
+	"an archive": func(n *node, t *trip) error {
+		file := filepath.Join(n.dir, "image.tar")
+		defer os.Remove(file)
+		if err := n.write(file, t.name); err != nil {
+			return err
+		}
+		archive := "oci-archive:" + file
+		t.look(archive)
+		if err := t.gpuckpt("image", "convert", archive, t.name); err != nil {
+			return err
+		}
+		return t.restore()
+	},
+}
+
+// trip is one image on its way.
+type trip struct {
+	*node
+	ctx      context.Context
+	id, name string
+	wrong    []string
+}
+
+// restore restores the image by the command line.
+func (t *trip) restore(more ...string) error {
+	failed := t.gpuckpt(append([]string{"restore", t.name, "--name", t.id, "--gpus", "0", "--cdi-spec-dirs", t.cdi, "--snapshotter", t.c.Snapshotter()}, more...)...)
+	if failed != nil {
+		return failed
+	}
+	made, err := t.c.Client().ContainerService().Get(t.ctx, t.id)
+	for name, value := range made.Labels { // containerd and its clients do what these say
+		if strings.HasPrefix(name, "containerd.io/") || strings.HasPrefix(name, "io.cri-containerd") || strings.HasPrefix(name, "nerdctl/") {
+			t.wrong = append(t.wrong, fmt.Sprintf("the label %s=%.100q", name, value))
+		}
+	}
+	return err
+}
+
+// look does with an image whatever does not change containerd.
+func (t *trip) look(at string) {
+	for _, args := range [][]string{
+		{"image", "inspect", at}, {"image", "verify", at}, {"doctor", "--image", at},
+		{"image", "convert", at, "kubernetes-archive:" + filepath.Join(t.dir, "kubernetes.tar")},
+		{"image", "convert", at, "oci:" + filepath.Join(t.dir, "layout") + "@example.com/x:1"},
+		{"image", "convert", at, "oci-archive:" + filepath.Join(t.dir, "copy.tar") + "@example.com/x:1"},
+	} {
+		_ = t.gpuckpt(args...) // its errors are errors: that is looked at
+		for _, made := range []string{"kubernetes.tar", "layout", "copy.tar"} {
+			if err := os.RemoveAll(filepath.Join(t.dir, made)); err != nil {
+				t.wrong = append(t.wrong, err.Error())
+			}
+		}
+	}
+}
+
+// What a command may take, on a machine with whatever load. A good image takes a second and some 60 MiB.
+const (
+	takes  = time.Minute
+	mostKB = 768 << 10
+)
+
+// gpuckpt runs the command line, and looks at how it ends.
+func (t *trip) gpuckpt(args ...string) error {
+	ctx, cancel := context.WithTimeout(t.ctx, takes)
+	defer cancel()
+	cmd, err := t.c.Command(ctx, "gpuckpt", args...)
+	if err != nil {
+		return err
+	}
+	cmd.Env = append(cmd.Env, "CONTAINERD_ADDRESS="+t.c.Address(), "CONTAINERD_NAMESPACE="+t.c.Namespace(), "GPUCKPT_IMAGE_PATH="+t.c.Dumps())
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGQUIT) }, 10*time.Second // it says where it is
+	out, err := cmd.CombinedOutput()
+	usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	switch text := string(out); {
+	case ctx.Err() != nil:
+		t.wrong = append(t.wrong, fmt.Sprintf("gpuckpt %s takes more than %v: %s", args, takes, out))
+	case strings.Contains(text, "panic: ") || strings.Contains(text, "goroutine ") || strings.Contains(text, "fatal error: ") || err != nil && cmd.ProcessState.ExitCode() != 1:
+		t.wrong = append(t.wrong, fmt.Sprintf("gpuckpt %s: %v: %.4000s", args, err, text))
+	case ok && usage.Maxrss > mostKB:
+		t.wrong = append(t.wrong, fmt.Sprintf("gpuckpt %s takes %d KiB of memory", args, usage.Maxrss))
+	case strings.Contains(text, "\x1b") || strings.ContainsRune(text, 0):
+		t.wrong = append(t.wrong, fmt.Sprintf("gpuckpt %s prints %.400q", args, text))
+	}
+	if err != nil {
+		err = fmt.Errorf("gpuckpt %s: %w: %.1000s", args[0], err, out)
+	}
+	return err
+}
+
+// Restore has an image, or the good one, go a way.
+func (n *node) Restore(t *testing.T, way string, image []byte) (wrong []string, failed error) {
+	made := n.image.with(spot{"Manifest", "schemaVersion"}, 2)
+	if image != nil {
+		made = sent{}
+		if err := json.Unmarshal(image, &made); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.mu.Lock()
+	n.now = made
+	n.mu.Unlock()
+	n.count++
+	ctx, cancel := context.WithTimeout(t.Context(), hangs)
+	defer cancel()
+	trip := &trip{node: n, ctx: ctx, id: fmt.Sprintf("trial-%s-%d", n.c.Namespace(), n.count), name: fmt.Sprintf("%s/trial-%d:1", n.web.Listener.Addr(), n.count)}
+	failed = ways[way](n, trip)
+	wrong = append(wrong, trip.wrong...)
+	if peak, err := harness.StatusField(n.snapshotter.Process.Pid, "VmHWM"); err != nil || len(peak) > len("786432 kB") {
+		wrong = append(wrong, fmt.Sprintf("the snapshotter takes %s: %v: %.4000s", peak, err, n.said()))
+	}
+	if way == "the snapshotter" && failed != nil { // it holds what a pull that was given up may still want
+		n.stop()
+		n.start(t)
+	}
+	if err := n.clean(ctx, trip.id); err != nil {
+		wrong = append(wrong, err.Error())
+	}
+	if ctx.Err() != nil {
+		wrong = append(wrong, fmt.Sprintf("it hangs: not within %v", hangs))
+	}
+	left := n.Left()
+	for deadline := time.Now().Add(settles); len(left) > 0 && time.Now().Before(deadline); left = n.Left() {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return append(wrong, left...), failed
+}
+
+// clean removes a container, the images but those that were there before, and what is kept for another pull.
+func (n *node) clean(ctx context.Context, id string) error {
+	err := errors.Join(n.c.Remove(ctx, id), n.c.ForgetImages(ctx))
+	all, lerr := n.c.Client().LeasesService().List(ctx)
+	for _, l := range all {
+		lerr = errors.Join(lerr, n.c.Client().LeasesService().Delete(ctx, l, leases.SynchronousDelete))
+	}
+	return errors.Join(err, lerr)
+}
+
+// snapshots are those that a containerd has.
+func (n *node) snapshots(ctx context.Context) (names []string) {
+	for _, snapshotter := range []string{n.c.Snapshotter(), "gpuckpt"} {
+		if err := n.c.Client().SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+			names = append(names, snapshotter+" "+i.Name)
+			return nil
+		}); err != nil {
+			names = append(names, err.Error())
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Left returns what a trial has left behind.
+func (n *node) Left() (left []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), takes)
+	defer cancel()
+	all, err := n.c.Client().ImageService().List(ctx)
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	if len(all) != 1 || all[0].Name != n.image.name || all[0].Target.Digest != n.image.other {
+		left = append(left, fmt.Sprintf("the images %v", slices.Collect(func(yield func(string) bool) {
+			for _, i := range all {
+				_ = yield(i.Name + " " + i.Target.Digest.String())
+			}
+		})))
+	}
+	if now := n.snapshots(ctx); !slices.Equal(now, n.kept) {
+		left = append(left, fmt.Sprintf("the snapshots %q", now))
+	}
+	if under, err := n.c.Client().ContentStore().ListStatuses(ctx); err != nil || len(under) > 0 {
+		left = append(left, fmt.Sprintf("what is written: %v, %v", under, err))
+	}
+	containers, err := n.c.Client().Containers(ctx)
+	if err != nil || len(containers) > 0 {
+		left = append(left, fmt.Sprintf("%d containers, %v", len(containers), err))
+	}
+	bundles, err := os.ReadDir(filepath.Dir(n.c.Bundle("x")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) || len(bundles) > 0 {
+		left = append(left, fmt.Sprintf("the bundles %v, %v", bundles, err))
+	}
+	for _, pattern := range []string{filepath.Join(n.root, "arriving/*"), filepath.Join(n.root, "snapshots/*/gpuckpt-arriving.sock"), filepath.Join(n.c.Dumps(), "*"), filepath.Join(n.dir, "*")} {
+		found, _ := filepath.Glob(pattern) // the pattern is sound
+		left = append(left, found...)
+	}
+	return left
+}
+
+// write writes an OCI archive of the image.
+func (n *node) write(file, name string) error {
+	var index any = ocispec.Index{Manifests: []ocispec.Descriptor{n.now.Top}}
+	if n.now.Top.MediaType == ocispec.MediaTypeImageIndex {
+		index = json.RawMessage(n.now.Blobs[n.now.Top.Digest])
+	} else {
+		index.(ocispec.Index).Manifests[0].Annotations = map[string]string{images.AnnotationImageName: name, ocispec.AnnotationRefName: name}
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	w := tar.NewWriter(f)
+	put := func(name string, data []byte) {
+		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)), Typeflag: tar.TypeReg}))
+		_, werr := w.Write(data)
+		err = errors.Join(err, werr)
+	}
+	put("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
+	put("index.json", encoded(index))
+	blobs := maps.Clone(n.image.blobs)
+	maps.Copy(blobs, n.now.Blobs)
+	for d, data := range blobs {
+		put("blobs/sha256/"+d.Encoded(), data)
+	}
+	return errors.Join(err, w.Close())
+}
