@@ -19,7 +19,7 @@ import (
 // Nothing is compared with the manifest. It reads the layer with CRIU's images up to the last of
 // them: all of it where there is none.
 func ReadSeal(ctx context.Context, provider content.Provider, image *Image) (*sign.Seal, error) {
-	found := &sign.Seal{Signatures: map[string][]byte{}}
+	found := new(sign.Seal)
 	for _, l := range image.Layers {
 		if l.Kind != LayerCRIU {
 			continue
@@ -41,20 +41,14 @@ func readSeal(ctx context.Context, provider content.Provider, l Layer, found *si
 	}
 	defer r.Close()
 	enough := errors.New("enough")
-	err = images.ReadLayer(r, func(name string, _ int64, r io.Reader) error {
+	err = images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		if !sign.IsSeal(name) {
 			if len(found.Signatures) > 0 { // they lie side by side
 				return enough
 			}
 			return nil
 		}
-		data, err := io.ReadAll(io.LimitReader(r, maxDocument))
-		if name == sign.ManifestName {
-			found.Manifest = data
-		} else {
-			found.Signatures[name] = data
-		}
-		return err
+		return found.Take(name, size, r)
 	})
 	if errors.Is(err, enough) {
 		return nil

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // blobPath is where a layout has a blob.
@@ -250,6 +251,20 @@ func TestVerifyRefusesHostileArchives(t *testing.T) {
 	refuses(t, store, second, images.ErrDamaged, "its first file is core-1.img")
 	if _, err := Inspect(t.Context(), store, second); !errors.Is(err, images.ErrDamaged) {
 		t.Errorf("a layer that begins with another file: %v", err)
+	}
+	// And it reads no signature that the shim would not.
+	for most, seals := range map[int64]int{4096: 17, 4097: 1} {
+		var files []*tar.Header
+		for n := range seals {
+			files = append(files, &tar.Header{Name: fmt.Sprintf(".gpuckpt/%s.%d.sig", sign.ManifestName, n), Size: most, Typeflag: tar.TypeReg})
+		}
+		image, err := Inspect(t.Context(), store, replaced(t, store, r.Manifest, LayerCRIU, append(bytes.Clone(first), archiveOf(t, files...)...)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found, err := ReadSeal(t.Context(), store, image); !errors.Is(err, sign.ErrMalformed) {
+			t.Errorf("%d signatures of %d bytes: %v, %v", seals, most, found != nil, err)
+		}
 	}
 	for name, h := range map[string]*tar.Header{
 		"another area":    {Name: ".gpuckpt/gpu-2-0.000000000000", Size: 4096, Typeflag: tar.TypeReg},

@@ -281,29 +281,34 @@ type Collector struct {
 	files []File
 }
 
+// Take reads a file of the seal, by IsSeal, to its end.
+func (s *Seal) Take(name string, size int64, r io.Reader) error {
+	limit := maxManifest
+	if name != ManifestName {
+		limit = maxSignature
+	}
+	if size > int64(limit) || len(s.Signatures) == maxSignatures {
+		return fmt.Errorf("%w: %s is too large, or one signature too many", ErrMalformed, name)
+	}
+	data, err := io.ReadAll(io.LimitReader(r, size))
+	if name == ManifestName {
+		s.Manifest = data
+		return err
+	}
+	if s.Signatures == nil {
+		s.Signatures = make(map[string][]byte)
+	}
+	s.Signatures[name] = data
+	return err
+}
+
 // Take reads a file to its end.
 func (c *Collector) Take(name string, size int64, r io.Reader) error {
 	switch {
 	case images.IsAreaFile(name):
 		return nil
 	case IsSeal(name):
-		limit := maxManifest
-		if name != ManifestName {
-			limit = maxSignature
-		}
-		if size > int64(limit) || len(c.seal.Signatures) == maxSignatures {
-			return fmt.Errorf("%w: %s is too large, or one signature too many", ErrMalformed, name)
-		}
-		data, err := io.ReadAll(io.LimitReader(r, size))
-		if name == ManifestName {
-			c.seal.Manifest = data
-			return err
-		}
-		if c.seal.Signatures == nil {
-			c.seal.Signatures = make(map[string][]byte)
-		}
-		c.seal.Signatures[name] = data
-		return err
+		return c.seal.Take(name, size, r)
 	}
 	f := File{Name: name, Bytes: uint64(size), Digests: []string{}}
 	buf := make([]byte, min(1<<20, max(size, 1)))

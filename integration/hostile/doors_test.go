@@ -354,7 +354,7 @@ func (n *node) Restore(t *testing.T, way string, image []byte) (wrong []string, 
 	if peak, err := harness.StatusField(n.snapshotter.Process.Pid, "VmHWM"); err != nil || len(peak) > len("786432 kB") {
 		wrong = append(wrong, fmt.Sprintf("the snapshotter takes %s: %v: %.4000s", peak, err, n.said()))
 	}
-	if way == "the snapshotter" && failed != nil { // it holds what a pull that was given up may still want
+	if way == "the snapshotter" { // it holds for some time what a pull, were it given up, may still want
 		n.stop()
 		n.start(t)
 	}
