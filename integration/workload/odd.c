@@ -1415,6 +1415,22 @@ static void renewed_directory(void)
 	must(mkdir("/root", 0700));
 }
 
+// A thread that waits in poll(2), and no signal comes.
+static void *wait_an_hour(void *unused)
+{
+	(void)unused;
+	a = poll(NULL, 0, 3600 * 1000) < 0 ? errno : ETIME;
+	return NULL;
+}
+
+static void waiting_poll(void)
+{
+	pthread_t t;
+	must(pthread_create(&t, NULL, wait_an_hour, NULL));
+}
+
+static const char *waiting_poll_same(void) { return a ? strerror(a) : "same"; }
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -1472,6 +1488,7 @@ static const struct state {
 	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
+	{"waiting-poll", waiting_poll, waiting_poll_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},
