@@ -23,7 +23,8 @@ const (
 	pollCode                  = "\xb8\x07\x00\x00\x00\x0f\x05"
 )
 
-// inPoll returns the threads of a process that are in poll(2), as they count themselves.
+// inPoll returns the threads of a process that are in poll(2), as they count themselves. CUDA's own, such as
+// cuda-EvtHandlr, are left to CRIU: so they were tried on real GPUs.
 func inPoll(pid int) (found []int) {
 	tids, _ := proc.Threads(pid)
 	for _, tid := range tids {
@@ -35,7 +36,7 @@ func inPoll(pid int) (found []int) {
 		if call, _ := strconv.Atoi(f[0]); call != pollNumber && (call != restartNumber || !isPoll(pid, f[8])) {
 			continue
 		}
-		if status, err := proc.ThreadStatus(pid, tid); err == nil {
+		if status, err := proc.ThreadStatus(pid, tid); err == nil && !strings.HasPrefix(status.Field("Name"), "cuda") {
 			if number, err := status.NSPID(); err == nil {
 				found = append(found, number)
 			}
