@@ -47,7 +47,7 @@ var always = regexp.MustCompile(`^(the snapshotter|a restore that pulls): .*/lay
 // through the snapshotter, a restore while it is pulled, a pull, and an archive. It is refused, or it is
 // restored and harmless.
 func TestEveryFieldOfManifests(t *testing.T) {
-	tries := chosen(t, 400)
+	tries := chosen(t, 1200)
 	good := checkpointed(t)
 	c := newCanaries(t)
 	s := &trials.Trials{Host: &c.Kept, New: func(t *testing.T) trials.Place { return newNode(t, good) }}
