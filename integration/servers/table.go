@@ -121,7 +121,7 @@ var Table = []Server{
 				http-request track-sc0 path
 				http-request return status 200 content-type text/plain lf-string "%[sc_http_req_cnt(0)]"
 			X
-			exec haproxy -W -f /etc/haproxy/haproxy.cfg -p /run/haproxy.pid`,
+			exec haproxy -Ws -f /etc/haproxy/haproxy.cfg -p /run/haproxy.pid`,
 		Ready:  `port 80`,
 		Client: `talk 80 'HEAD / HTTP/1.1\r\nHost: x\r\n\r\n' 'content-type'`,
 		Ask:    `curl -s http://127.0.0.1/ask`,
@@ -277,9 +277,9 @@ var Table = []Server{
 	},
 	{
 		Name: "snmpd", Packages: "snmpd snmp",
-		Start: `as Debian-snmp snmpd -LOw -f -I -smux,mteTrigger,mteTriggerConf udp:127.0.0.1:1161`,
-		Ready: `snmpget -v2c -cpublic -t1 -r0 127.0.0.1:1161 .1.3.6.1.2.1.1.1.0`,
-		Ask:   `n=$(snmpget -Oqv -v2c -cpublic 127.0.0.1:1161 .1.3.6.1.2.1.11.1.0); [ "$N" = 1 ] && echo $((n - 1)) >/run/first; echo $((n - $(cat /run/first)))`,
+		Start: `echo 'rocommunity all' >>/etc/snmp/snmpd.conf; exec snmpd -LOw -u Debian-snmp -g Debian-snmp -I -smux,mteTrigger,mteTriggerConf -f`,
+		Ready: `snmpget -v2c -call -t1 -r0 127.0.0.1 .1.3.6.1.2.1.1.1.0`,
+		Ask:   `n=$(snmpget -Oqv -v2c -call 127.0.0.1 .1.3.6.1.2.1.11.1.0); [ "$N" = 1 ] && echo $((n - 1)) >/run/first; echo $((n - $(cat /run/first)))`,
 	},
 	{
 		Name: "squid", Packages: "squid curl",
@@ -335,9 +335,10 @@ var Table = []Server{
 	},
 	{
 		Name: "vsftpd", Packages: "vsftpd curl",
-		Start:  `user; mkdir -p /run/vsftpd/empty; echo write_enable=YES >>/etc/vsftpd.conf; exec vsftpd /etc/vsftpd.conf`,
+		// It ends once it is the parent of a process that it did not start, as a container's first process is.
+		Start:  `user; mkdir -p /run/vsftpd/empty; echo write_enable=YES >>/etc/vsftpd.conf; vsftpd /etc/vsftpd.conf & wait $!`,
 		Ready:  `port 21`,
-		Client: `talk 21 'NOOP\r\n' 530`, // it wants a password
+		Client: `talk 21 'USER u\r\nPASS pw\r\n' 230`, // before that it may open no file, which CRIU must
 		Ask: `curl -sT /etc/hostname "ftp://u:pw@127.0.0.1/f$N"
 			curl -sl ftp://u:pw@127.0.0.1/ | grep -c '^f[0-9]'`,
 	},
@@ -353,10 +354,10 @@ const (
 
 // prelude has functions for the texts of the table.
 const prelude = `exec </dev/null
-as() { # USER COMMAND...: goes on as a user, with its groups
+as() { # USER COMMAND...: goes on as a user, with its groups and home
 	local user=$1
 	shift
-	exec setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups -- "$@"
+	HOME=$(getent passwd "$user" | cut -d: -f6) exec setpriv --reuid "$user" --regid "$(id -g "$user")" --init-groups -- "$@"
 }
 user() { # a user u with a home and the password pw
 	useradd -m -s /bin/bash u
