@@ -1227,6 +1227,26 @@ static void no_descriptors(void)
 		;
 }
 
+// A thread that waits in poll(2), and no signal comes.
+static void *wait_an_hour(void *unused)
+{
+	(void)unused;
+	a = poll(NULL, 0, 3600 * 1000) < 0 ? errno : ETIME;
+	return NULL;
+}
+
+static void waiting_poll(void)
+{
+	pthread_t t;
+	must(pthread_create(&t, NULL, wait_an_hour, NULL));
+}
+
+static const char *waiting_poll_same(void) { return a ? strerror(a) : "same"; }
+
+// A log that is a link to the program's output, as nginx's image has it.
+static void log_at_output(void) { a = (int)must(open("/proc/self/fd/1", O_WRONLY | O_APPEND | O_CREAT, 0644)); }
+static const char *log_at_output_same(void) { return write(a, "same\n", 5) == 5 ? "same" : strerror(errno); }
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -1284,6 +1304,8 @@ static const struct state {
 	{"system-v", system_v, NULL},
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
+	{"waiting-poll", waiting_poll, waiting_poll_same},
+	{"log-at-output", log_at_output, log_at_output_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},

@@ -9,6 +9,8 @@
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again;
+//   - a thread in poll(2), for one that calls it again, as on ARM, where the kernel has it so. CRIU has the
+//     call fail with EINTR, which a program that gets no signal need not expect. Complete does that;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
 //
@@ -51,6 +53,7 @@ type Told struct {
 	Closed []string
 	inodes []string
 	timers []int // processes with such timers, as they count themselves
+	polls  []int // threads in poll(2), as they count themselves
 	limits bool  // whether there are limits that the kernel does not tell
 
 	watched  []watch
@@ -79,6 +82,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		if strings.Contains(string(text), "/tid.") {
 			t.timers = append(t.timers, number)
 		}
+		t.polls = append(t.polls, inPoll(pid)...)
 		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
 			t.limits = true
 		}
@@ -190,6 +194,21 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 				if timer.GetItSigevNotify() == byThread && timer.NotifyThreadId == nil {
 					timer.NotifyThreadId = new(int32(number))
 				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, number := range t.polls {
+		name := fmt.Sprintf("core-%d.img", number)
+		if !dumped.Has(name) {
+			continue // it has ended meanwhile
+		}
+		err := dumped.Edit(name, func(e *image.Entry) error {
+			if m, ok := e.Message.(*criucore.CoreEntry); ok {
+				pollAgain(m)
 			}
 			return nil
 		})

@@ -1,0 +1,72 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package told
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	corex86 "github.com/checkpoint-restore/go-criu/v8/crit/images/core-x86"
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+)
+
+// poll(2) on x86-64, as it is called: mov $7,%eax; syscall. One that was interrupted before goes on as the
+// call restart_syscall(2).
+const (
+	pollNumber, restartNumber = 7, 219
+	pollCode                  = "\xb8\x07\x00\x00\x00\x0f\x05"
+)
+
+// inPoll returns the threads of a process that are in poll(2), as they count themselves.
+func inPoll(pid int) (found []int) {
+	tids, _ := proc.Threads(pid)
+	for _, tid := range tids {
+		text, _ := proc.Text(fmt.Sprintf("/proc/%d/task/%d/syscall", pid, tid))
+		f := strings.Fields(string(text))
+		if len(f) != 9 { // it runs
+			continue
+		}
+		if call, _ := strconv.Atoi(f[0]); call != pollNumber && (call != restartNumber || !isPoll(pid, f[8])) {
+			continue
+		}
+		if status, err := proc.ThreadStatus(pid, tid); err == nil {
+			if number, err := status.NSPID(); err == nil {
+				found = append(found, number)
+			}
+		}
+	}
+	return found
+}
+
+// isPoll reports whether a call of poll(2) is before an address, "0x7f00".
+func isPoll(pid int, address string) bool {
+	at, err := strconv.ParseInt(address, 0, 64)
+	memory, ferr := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil || ferr != nil {
+		return false
+	}
+	defer memory.Close()
+	var code [len(pollCode)]byte
+	_, err = memory.ReadAt(code[:], at-int64(len(code)))
+	return err == nil && string(code[:]) == pollCode
+}
+
+// pollAgain has a thread call poll(2) again that CRIU found in it. A signal that waits, or that a timer of the
+// process sends, may be what the program means to be interrupted by.
+func pollAgain(c *criucore.CoreEntry) {
+	r := c.GetThreadInfo().GetGpregs()
+	timers := c.GetTc().GetTimers()
+	switch {
+	case r.GetMode() != corex86.UserX86RegsMode_NATIVE, int64(r.GetAx()) != -int64(unix.EINTR), int64(r.GetOrigAx()) < 0:
+	case len(c.GetThreadCore().GetSignalsP().GetSignals())+len(c.GetTc().GetSignalsS().GetSignals()) > 0:
+	case len(timers.GetPosix()) > 0, timers.GetReal().GetVsec()|timers.GetReal().GetVusec() != 0:
+	default:
+		r.Ax, r.Ip = new(uint64(pollNumber)), new(r.GetIp()-2) // the instruction's two bytes
+	}
+}

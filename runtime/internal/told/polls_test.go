@@ -1,0 +1,43 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package told
+
+import (
+	"testing"
+
+	corex86 "github.com/checkpoint-restore/go-criu/v8/crit/images/core-x86"
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/siginfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/timer"
+)
+
+func TestPollAgain(t *testing.T) {
+	signals := &siginfo.SignalQueueEntry{Signals: []*siginfo.SiginfoEntry{{}}}
+	for name, test := range map[string]struct {
+		change func(*criucore.CoreEntry)
+		again  bool
+	}{
+		"a process":       {func(*criucore.CoreEntry) {}, true},
+		"another thread":  {func(c *criucore.CoreEntry) { c.Tc = nil }, true},
+		"before":          {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.OrigAx = new(uint64(219)) }, true},
+		"no call":         {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.OrigAx = new(^uint64(0)) }, false},
+		"it has returned": {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.Ax = new(uint64(1)) }, false},
+		"32 bits":         {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.Mode = corex86.UserX86RegsMode_COMPAT.Enum() }, false},
+		"a signal":        {func(c *criucore.CoreEntry) { c.Tc.SignalsS = signals }, false},
+		"a thread's":      {func(c *criucore.CoreEntry) { c.ThreadCore.SignalsP = signals }, false},
+		"an alarm":        {func(c *criucore.CoreEntry) { c.Tc.Timers.Real.Vsec = new(uint64(9)) }, false},
+		"a timer":         {func(c *criucore.CoreEntry) { c.Tc.Timers.Posix = []*timer.PosixTimerEntry{{}} }, false},
+	} {
+		r := &corex86.UserX86RegsEntry{OrigAx: new(uint64(7)), Ax: new(^uint64(3)), Ip: new(uint64(100))} // EINTR
+		c := &criucore.CoreEntry{
+			ThreadInfo: &corex86.ThreadInfoX86{Gpregs: r}, ThreadCore: &criucore.ThreadCoreEntry{},
+			Tc: &criucore.TaskCoreEntry{Timers: &timer.TaskTimersEntry{Real: &timer.ItimerEntry{}}},
+		}
+		test.change(c)
+		ax := r.GetAx()
+		if pollAgain(c); test.again && (r.GetAx() != 7 || r.GetIp() != 98) || !test.again && (r.GetAx() != ax || r.GetIp() != 100) {
+			t.Errorf("%s: %d at %d", name, int64(r.GetAx()), r.GetIp())
+		}
+	}
+}
