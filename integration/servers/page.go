@@ -18,17 +18,19 @@ func Page(results map[string]beside.Result, from string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# Servers
 
-`+"`make test-servers`"+` makes this page. It runs servers of Debian 12 as their unit files do, in containers
-with a network of their own. A question has a server add one to what it has: a row, a mail, a line of
-its log. Of most, a client has a connection open. Each server goes there and back three times in a
-row. After each time it must answer right, and its client must be served on the same connection.
+`+"`make test-servers`"+` makes this page. It runs servers of Debian 12 as their unit files do, in
+containers with a network of their own. A question has a server add one to what it has: a row, a
+mail, a line of its log. Of most, a client has a connection open. Each server goes there and back
+three times in a row. After each time it must answer right, and its client must be served on the
+same connection.
 
 "In place" and "image" are those of [zdtm.md](zdtm.md). "GPU" is an image of a container in which a
 program uses the software GPU, too. runc's shim gets the options `+"`tcp-established`, `file-locks`"+` and
 `+"`link-remap`"+`, gpuckpt's shim none.
 
 What passes with runc's shim passes here, or `+"`make test-servers`"+` fails. `+"`make test`"+` runs a sample.
-The results are in [%[1]s](../results/README.md#%[1]s).
+The results are in
+[%[1]s](../results/README.md#%[1]s).
 
 `, from)
 	ways := []struct {
@@ -72,8 +74,8 @@ The results are in [%[1]s](../results/README.md#%[1]s).
 			}
 			fmt.Fprintf(&b, " fails at the %s |", outcome.Failed)
 			text := strings.Join(strings.Fields(strings.ReplaceAll(outcome.Error, "|", "/")), " ")
-			if len(text) > 160 {
-				text = "…" + text[len(text)-160:]
+			if len(text) > 120 {
+				text = "…" + text[len(text)-120:]
 			}
 			fmt.Fprintf(&reasons, "| %s | %s | %s | %s |\n", server.Name, way.name, outcome.Failed, text)
 			runc := result.Runc[beside.Image]
