@@ -75,7 +75,8 @@ func TestObjects(t *testing.T) {
 	patch("daemonset/gpuckpt-agent", []string{
 		"--containerd=" + places + "/$(NODE_NAME).sock", "--env=GPUCKPT_CONFIG=" + places + "/$(NODE_NAME).toml",
 		"--hooks=$(NODE_IP):9403", "--gpuckpt=" + gpuckpt, "--plain-http", "--keys=" + places + "/$(NODE_NAME).keys",
-	})
+	}, // These nodes have the machine's root, which is shared where systemd runs; those of TestJourney have their own.
+		map[string]any{"op": "remove", "path": "/spec/template/spec/containers/0/volumeMounts/0/mountPropagation"})
 	// The API server is at an address of the host alone.
 	patch("deployment/gpuckpt-controller", []string{"--controller", "--plain-http", "--keep-keys=5s", "--health=:8081"}, map[string]any{"op": "add", "path": "/spec/template/spec/hostNetwork", "value": true})
 	kubectl("rollout", "status", "--namespace", "gpuckpt", "daemonset/gpuckpt-agent", "--timeout=180s")
