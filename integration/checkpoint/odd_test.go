@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -276,7 +277,12 @@ func TestOutside(t *testing.T) {
 			case "host-stream":
 				var l net.Listener
 				if l, err = net.Listen("unix", at); err == nil {
-					go l.Accept() // the connection to the other one is not accepted
+					accepted := make(chan net.Conn, 1)
+					defer runtime.KeepAlive(accepted) // the garbage collector would close it
+					go func() {
+						c, _ := l.Accept() // the connection to the other one is not accepted
+						accepted <- c
+					}()
 				}
 				end = l
 			case "host-packets":
