@@ -257,8 +257,9 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 		log.G(ctx).WithError(err).Warn("sockets are not as they were")
 		k.c.different = append(k.c.different, "options of sockets: containerd's log has what each of them lacks")
 	}
-	if err := k.removed.Restore(k.c.pids, k.gate); err != nil {
+	if err := k.removed.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("shared memory is not as it was")
+		k.c.different = append(k.c.different, "System V shared memory: containerd's log has what stays of it")
 	}
 	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
 		return 0, err

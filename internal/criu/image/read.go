@@ -9,8 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,13 +179,21 @@ func (s *Set) matching(pattern string, do func(name string) error) error {
 	if !strings.Contains(pattern, "*") {
 		return do(pattern)
 	}
-	names, err := fs.Glob(os.DirFS(s.dir), pattern)
+	names, err := s.Names()
+	if err != nil {
+		return err
+	}
 	for _, name := range names {
-		if err == nil {
-			err = do(name)
+		if matches, err := path.Match(pattern, name); err != nil {
+			return err
+		} else if !matches {
+			continue
+		}
+		if err := do(name); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // each is Each that hands out the data of an entry as well, which do must read.

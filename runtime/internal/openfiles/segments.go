@@ -4,14 +4,17 @@
 package openfiles
 
 import (
+	"errors"
 	"fmt"
-	"strings"
+	"maps"
+	"slices"
 
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // removed is SHM_DEST of linux/shm.h.
@@ -23,47 +26,39 @@ type Segments []uint32
 
 // ReadSegments returns those of a dump.
 func ReadSegments(dumped *image.Set) (all Segments, err error) {
-	names, err := dumped.Names()
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if !strings.HasPrefix(name, "ipcns-shm-") {
-			continue
+	err = image.EachOf(dumped, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
+		if m.GetDesc().GetMode()&removed != 0 {
+			all = append(all, m.GetDesc().GetId())
 		}
-		err := dumped.Each(name, func(e *image.Entry) error {
-			if m, ok := e.Message.(*ipcshm.IpcShmEntry); ok && m.GetDesc().GetMode()&removed != 0 {
-				all = append(all, m.GetDesc().GetId())
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
+		return nil
+	})
+	return all, err
 }
 
-// Restore has a process that may do so remove each of them again.
-func (all Segments) Restore(list func() ([]int, error), gate held.Gate) error {
+// Restore has a process that may do so remove each of them again. The error names those that stay; init is the
+// container's first process.
+func (all Segments) Restore(init int, list func() ([]int, error), gate held.Gate) error {
 	if len(all) == 0 {
 		return nil
 	}
-	pids, err := list()
+	inside, err := proc.Inside(list, init)
 	if err != nil {
 		return err
 	}
+	pids := slices.Sorted(maps.Values(inside))
 	processes := held.At(gate)
+	var stay []error
 	for _, id := range all {
 		var err error = unix.ESRCH
-		for _, pid := range pids {
+		for i, pid := range pids {
 			if err = processes.Call(pid, unix.SYS_SHMCTL, uint64(id), unix.IPC_RMID, 0); err == nil {
+				pids[0], pids[i] = pid, pids[0] // it may remove the next one as well
 				break
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("segment %d of System V shared memory stays when no process has it: %w", id, err)
+			stay = append(stay, fmt.Errorf("segment %d of System V shared memory stays when no process has it: %w", id, err))
 		}
 	}
-	return nil
+	return errors.Join(stay...)
 }

@@ -13,6 +13,7 @@ import (
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -36,7 +37,7 @@ func inPoll(pid int) (found []int) {
 		if call, _ := strconv.Atoi(f[0]); call != pollNumber && (call != restartNumber || !isPoll(pid, f[8])) {
 			continue
 		}
-		if status, err := proc.ThreadStatus(pid, tid); err == nil && !strings.HasPrefix(status.Field("Name"), "cuda") {
+		if status, err := proc.ThreadStatus(pid, tid); err == nil && (tid == pid || !strings.HasPrefix(status.Field("Name"), "cuda")) {
 			if number, err := status.NSPID(); err == nil {
 				found = append(found, number)
 			}
@@ -58,15 +59,49 @@ func isPoll(pid int, address string) bool {
 	return err == nil && string(code[:]) == pollCode
 }
 
-// pollAgain has a thread call poll(2) again that CRIU found in it. A signal that waits, or that a timer of the
-// process sends, may be what the program means to be interrupted by.
+// pollOn has threads of a process call poll(2) again that CRIU found in it. A signal that waits, or that a timer
+// of the process sends, may be what the program means to be interrupted by: whichever thread takes it, all are
+// left then.
+func pollOn(dumped *image.Set, process int, threads []int) error {
+	name := func(number int) string { return fmt.Sprintf("core-%d.img", number) }
+	if len(threads) == 0 || !dumped.Has(name(process)) {
+		return nil // it has ended meanwhile
+	}
+	wakes := false
+	err := image.EachOf(dumped, name(process), func(c *criucore.CoreEntry) error {
+		wakes = wakesUp(c.GetTc())
+		return nil
+	})
+	if err != nil || wakes {
+		return err
+	}
+	for _, number := range threads {
+		if !dumped.Has(name(number)) {
+			continue
+		}
+		err := image.EditOf(dumped, name(number), func(c *criucore.CoreEntry) error {
+			pollAgain(c)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wakesUp reports whether a signal waits for a process, or a timer may send it one.
+func wakesUp(p *criucore.TaskCoreEntry) bool {
+	timers := p.GetTimers()
+	return len(p.GetSignalsS().GetSignals())+len(timers.GetPosix()) > 0 || timers.GetReal().GetVsec()|timers.GetReal().GetVusec() != 0
+}
+
 func pollAgain(c *criucore.CoreEntry) {
 	r := c.GetThreadInfo().GetGpregs()
-	timers := c.GetTc().GetTimers()
+	call := int64(r.GetOrigAx())
 	switch {
-	case r.GetMode() != corex86.UserX86RegsMode_NATIVE, int64(r.GetAx()) != -int64(unix.EINTR), int64(r.GetOrigAx()) < 0:
-	case len(c.GetThreadCore().GetSignalsP().GetSignals())+len(c.GetTc().GetSignalsS().GetSignals()) > 0:
-	case len(timers.GetPosix()) > 0, timers.GetReal().GetVsec()|timers.GetReal().GetVusec() != 0:
+	case r.GetMode() != corex86.UserX86RegsMode_NATIVE, int64(r.GetAx()) != -int64(unix.EINTR), call != pollNumber && call != restartNumber:
+	case len(c.GetThreadCore().GetSignalsP().GetSignals()) > 0:
 	default:
 		r.Ax, r.Ip = new(uint64(pollNumber)), new(r.GetIp()-2) // the instruction's two bytes
 	}

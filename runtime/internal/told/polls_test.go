@@ -24,10 +24,8 @@ func TestPollAgain(t *testing.T) {
 		"no call":         {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.OrigAx = new(^uint64(0)) }, false},
 		"it has returned": {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.Ax = new(uint64(1)) }, false},
 		"32 bits":         {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.Mode = corex86.UserX86RegsMode_COMPAT.Enum() }, false},
-		"a signal":        {func(c *criucore.CoreEntry) { c.Tc.SignalsS = signals }, false},
 		"a thread's":      {func(c *criucore.CoreEntry) { c.ThreadCore.SignalsP = signals }, false},
-		"an alarm":        {func(c *criucore.CoreEntry) { c.Tc.Timers.Real.Vsec = new(uint64(9)) }, false},
-		"a timer":         {func(c *criucore.CoreEntry) { c.Tc.Timers.Posix = []*timer.PosixTimerEntry{{}} }, false},
+		"another call":    {func(c *criucore.CoreEntry) { c.ThreadInfo.Gpregs.OrigAx = new(uint64(35)) }, false},
 	} {
 		r := &corex86.UserX86RegsEntry{OrigAx: new(uint64(7)), Ax: new(^uint64(3)), Ip: new(uint64(100))} // EINTR
 		c := &criucore.CoreEntry{
@@ -38,6 +36,22 @@ func TestPollAgain(t *testing.T) {
 		ax := r.GetAx()
 		if pollAgain(c); test.again && (r.GetAx() != 7 || r.GetIp() != 98) || !test.again && (r.GetAx() != ax || r.GetIp() != 100) {
 			t.Errorf("%s: %d at %d", name, int64(r.GetAx()), r.GetIp())
+		}
+	}
+}
+
+func TestWakesUp(t *testing.T) {
+	for name, test := range map[string]struct {
+		p     *criucore.TaskCoreEntry
+		wakes bool
+	}{
+		"nothing":  {&criucore.TaskCoreEntry{Timers: &timer.TaskTimersEntry{Real: &timer.ItimerEntry{}}}, false},
+		"a signal": {&criucore.TaskCoreEntry{SignalsS: &siginfo.SignalQueueEntry{Signals: []*siginfo.SiginfoEntry{{}}}}, true},
+		"an alarm": {&criucore.TaskCoreEntry{Timers: &timer.TaskTimersEntry{Real: &timer.ItimerEntry{Vsec: new(uint64(9))}}}, true},
+		"a timer":  {&criucore.TaskCoreEntry{Timers: &timer.TaskTimersEntry{Posix: []*timer.PosixTimerEntry{{}}}}, true},
+	} {
+		if wakesUp(test.p) != test.wakes {
+			t.Errorf("%s: %v", name, !test.wakes)
 		}
 	}
 }

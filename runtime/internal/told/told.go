@@ -52,9 +52,9 @@ type Told struct {
 	// Closed are the connections to programs outside, "process 7 (nginx) to 812 (syslogd)".
 	Closed []string
 	inodes []string
-	timers []int // processes with such timers, as they count themselves
-	polls  []int // threads in poll(2), as they count themselves
-	limits bool  // whether there are limits that the kernel does not tell
+	timers []int         // processes with such timers, as they count themselves
+	polls  map[int][]int // threads in poll(2), by their processes, as both count themselves
+	limits bool          // whether there are limits that the kernel does not tell
 
 	watched  []watch
 	compared int      // files with watches
@@ -68,7 +68,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := new(Told)
+	t := &Told{polls: make(map[int][]int)}
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
 		text, err := proc.Text(fmt.Sprintf("/proc/%d/timers", pid))
@@ -78,7 +78,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		if strings.Contains(string(text), "/tid.") {
 			t.timers = append(t.timers, number)
 		}
-		t.polls = append(t.polls, inPoll(pid)...)
+		t.polls[number] = inPoll(pid)
 		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
 			t.limits = true
 		}
@@ -182,18 +182,8 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 			return err
 		}
 	}
-	for _, number := range t.polls {
-		name := fmt.Sprintf("core-%d.img", number)
-		if !dumped.Has(name) {
-			continue // it has ended meanwhile
-		}
-		err := dumped.Edit(name, func(e *image.Entry) error {
-			if m, ok := e.Message.(*criucore.CoreEntry); ok {
-				pollAgain(m)
-			}
-			return nil
-		})
-		if err != nil {
+	for process, threads := range t.polls {
+		if err := pollOn(dumped, process, threads); err != nil {
 			return err
 		}
 	}
