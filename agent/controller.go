@@ -123,7 +123,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		if made != nil {
 			k.Status.Stage = api.Pushing
 		}
-		k.Status.Restarts, k.Status.Bytes, k.Status.Containers = k.Status.Restarts+1, 0, nil
+		k.Status.Restarts, k.Status.Bytes, k.Status.Percent, k.Status.Containers = k.Status.Restarts+1, 0, 0, nil
 	} else {
 		k.Status.StartTime = &began
 	}
@@ -143,7 +143,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		go c.stopUnwanted(wanted, stop, client.ObjectKeyFromObject(&k), k.UID)
 	}
 	pod, made, err := c.checkpoint(wanted, &k, key, made)
-	if err != nil && wanted.Err() != nil && ctx.Err() == nil { // it is deleted
+	if err != nil && wanted.Err() != nil && ctx.Err() == nil && (made == nil || !c.ends(ctx, &k)) { // it is deleted
 		if made, err = c.taken(ctx, &k); err == nil {
 			err = failure{api.Interrupted, errors.New("the Checkpoint was deleted; the pod runs on")}
 		}
@@ -432,7 +432,7 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 	ctx = context.WithoutCancel(ctx)
 	now := metav1.NewTime(c.now())
 	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
-	k.Status.Phase, k.Status.Stage, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, "", &now, nil
+	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, "", 0, &now, nil
 	kind := corev1.EventTypeNormal
 	if err != nil {
 		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed

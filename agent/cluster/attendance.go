@@ -90,7 +90,7 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{RequeueAfter: min(left, next)}, err
 	}
 	now := metav1.NewTime(r.now())
-	k.Status.Phase, k.Status.Stage, k.Status.CompletionTime, k.Status.Handover = api.Failed, "", &now, nil
+	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Failed, "", 0, &now, nil
 	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.reason, Message: alone.Error(), ObservedGeneration: k.Generation})
 	// A conflict is an error: an agent has come meanwhile, and the next round sees what it did.

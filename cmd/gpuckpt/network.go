@@ -33,7 +33,7 @@ func withCNI(namespace string) ctroci.SpecOpts {
 			s.Hooks = new(specs.Hooks)
 		}
 		hook := func(does string) specs.Hook {
-			return specs.Hook{Path: self, Args: []string{"gpuckpt", "cni", does, namespace + "-" + c.ID}, Env: os.Environ()}
+			return specs.Hook{Path: self, Args: []string{"gpuckpt", "cni", does, namespace + "-" + c.ID}, Env: []string{"PATH=" + os.Getenv("PATH")}} // whoever sees the spec sees it
 		}
 		s.Hooks.CreateRuntime = append(s.Hooks.CreateRuntime, hook("add"))
 		s.Hooks.Poststop = append(s.Hooks.Poststop, hook("del"))

@@ -72,9 +72,15 @@ func TestProgress(t *testing.T) {
 	if err != nil || !strings.HasPrefix(errs, "verify: read in ") || strings.ContainsRune(errs, '\x1b') {
 		t.Errorf("a verify without a terminal: %v, %q", err, errs)
 	}
-	for _, flag := range []string{"--quiet", "--json"} {
-		if _, errs, err := try(t, shared, nil, "image", "verify", ref, flag); err != nil || errs != "" {
-			t.Errorf("with %s: %v, %q", flag, err, errs)
+	for flag, line := range map[string]string{"--quiet": "nothing", "--json": `{"step":"verify",`} { // that of a verify of over a second
+		_, errs, err := try(t, shared, nil, "image", "verify", ref, flag)
+		for said := range strings.Lines(errs) {
+			if !strings.HasPrefix(said, line) {
+				t.Errorf("with %s it says %q", flag, said)
+			}
+		}
+		if err != nil {
+			t.Errorf("with %s: %v", flag, err)
 		}
 	}
 }

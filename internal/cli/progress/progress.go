@@ -82,7 +82,8 @@ func (p *Progress) Show(now images.Step) {
 	defer p.mu.Unlock()
 	s := p.steps[now.Name]
 	if s == nil {
-		s = &step{began: time.Now(), told: time.Now()}
+		began := time.Now()
+		s = &step{began: began, told: began}
 		if p.bars != nil {
 			s.bar = p.bars.AddBar(0,
 				mpb.PrependDecorators(decor.Name(visible.Text(now.Name), decor.WCSyncSpaceR)),
@@ -99,7 +100,7 @@ func (p *Progress) Show(now images.Step) {
 	}
 	switch {
 	case p.lines != nil:
-		if !now.Ended && time.Since(s.told) >= jsonEvery {
+		if time.Since(s.told) >= jsonEvery || now.Ended && s.told != s.began {
 			s.told = time.Now()
 			_ = p.lines.Encode(Line{now.Name, now.Done, now.Total})
 		}

@@ -112,9 +112,11 @@ func (o Options) offerCRIU(c *changes) error {
 	if _, err := os.Stat(o.at(criu)); err != nil {
 		return nil // no CRIU is built for this architecture
 	}
-	mine := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == criuLink })
+	now, _ := os.Readlink(o.at(criuLink))
+	mine := slices.Contains(c.record.Edits, edit{Path: criuLink, Link: now})
 	for _, dir := range filepath.SplitList(searchPath) {
-		if _, err := os.Lstat(o.at(filepath.Join(dir, "criu"))); err == nil && !mine {
+		path := filepath.Join(dir, "criu")
+		if _, err := os.Lstat(o.at(path)); err == nil && (path != criuLink || !mine) {
 			return nil
 		}
 	}

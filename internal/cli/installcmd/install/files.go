@@ -154,6 +154,8 @@ type edit struct {
 	// Made is whether the whole file was made; otherwise Added was put into it.
 	Made  bool   `json:"made,omitempty"`
 	Added string `json:"added,omitempty"`
+	// Link is where it leads, if it is a link that was made.
+	Link string `json:"link,omitempty"`
 }
 
 // changes are edits of the node's files. Each is in the record before it is made, so that an
@@ -164,11 +166,12 @@ type changes struct {
 	result *Result
 	// before has the files as they were, and the edits that the record had.
 	before map[string][]byte // nil: no such file
+	links  map[string]string // where they led; "": no such link
 	edits  []edit
 }
 
 func newChanges(o Options, r *record, result *Result) *changes {
-	return &changes{o: o, record: r, result: result, before: map[string][]byte{}, edits: slices.Clone(r.Edits)}
+	return &changes{o: o, record: r, result: result, before: map[string][]byte{}, links: map[string]string{}, edits: slices.Clone(r.Edits)}
 }
 
 // write makes a file that has this text. A file of that name that is not the installer's must have
@@ -196,26 +199,33 @@ func (c *changes) writeAs(path, text string, mode fs.FileMode) error {
 	return c.change(path, data, []byte(text), mode)
 }
 
-// link makes a symbolic link at a path where nothing is, or a link of the installer's.
+// link makes a symbolic link where nothing is, or a link that the installer has made.
 func (c *changes) link(path, to string) error {
-	if now, err := os.Readlink(c.o.at(path)); err == nil && now == to {
+	now, _ := os.Readlink(c.o.at(path))
+	if now == to {
 		return nil
 	}
 	if err := c.record.makeDirs(c.o.Root, filepath.Dir(path)); err != nil {
 		return err
 	}
-	if err := os.Remove(c.o.at(path)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	c.record.Edits = append(slices.DeleteFunc(c.record.Edits, func(e edit) bool { return e.Path == path }), edit{Path: path, Link: to})
+	if err := c.o.writeRecord(c.record); err != nil {
 		return err
 	}
-	if err := os.Symlink(to, c.o.at(path)); err != nil {
+	c.links[path] = now
+	if err := relink(c.o.at(path), to); err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == path }) {
-		c.record.Edits = append(c.record.Edits, edit{Path: path, Made: true})
-	}
-	c.before[path] = nil
 	c.result.Changed = append(c.result.Changed, path)
-	return c.o.writeRecord(c.record)
+	return nil
+}
+
+// relink makes a link lead elsewhere; "" removes it.
+func relink(path, to string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) || to == "" {
+		return err
+	}
+	return os.Symlink(to, path)
 }
 
 // insert puts text into a file at an offset.
@@ -258,6 +268,13 @@ func (c *changes) rollback() error {
 		}
 		c.result.Changed = slices.DeleteFunc(c.result.Changed, func(p string) bool { return p == path })
 	}
+	for path, to := range c.links {
+		if err := relink(c.o.at(path), to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		c.result.Changed = slices.DeleteFunc(c.result.Changed, func(p string) bool { return p == path })
+	}
+	clear(c.links)
 	c.before, c.record.Edits = map[string][]byte{}, slices.Clone(c.edits)
 	return nil
 }
@@ -279,7 +296,13 @@ func (c *changes) undo() error {
 
 func (c *changes) takeBack(e edit) error {
 	path := c.o.at(e.Path)
-	if e.Made { // perhaps a link, which leads on in the node's root only
+	if e.Link != "" {
+		if now, _ := os.Readlink(path); now != e.Link { // somebody else's by now
+			return nil
+		}
+		return os.Remove(path)
+	}
+	if e.Made {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -4,6 +4,7 @@
 package install
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -233,6 +234,41 @@ func TestOthersCRIU(t *testing.T) {
 	}
 	if _, err := os.Lstat(filepath.Join(root, criuLink)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("there is a second one: %v", err)
+	}
+}
+
+// The link to criu leads to the last release, but for one that could not be installed, until somebody puts
+// another criu there.
+func TestCRIULink(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
+	at := filepath.Join(root, criuLink)
+	leadsTo := func(prefix string) {
+		t.Helper()
+		if link, err := os.Readlink(at); err != nil || link != prefix+"/lib/gpuckpt/criu/criu" {
+			t.Errorf("it leads to %q, %v", link, err)
+		}
+	}
+	o := Options{Root: root, Source: release(t, "1"), Prefix: "/opt/gpuckpt"}
+	for _, step := range []struct{ prefix, leads, restart string }{{"/opt/gpuckpt", "/opt/gpuckpt", ""}, {"/opt/2", "/opt/gpuckpt", "exit 3"}, {"/opt/3", "/opt/3", ""}} {
+		o.Prefix, o.Restart, o.RestartCommand = step.prefix, step.restart != "", "sh -c '"+step.restart+"'"
+		if _, err := Install(t.Context(), o); (err != nil) != o.Restart {
+			t.Fatal(err)
+		}
+		leadsTo(step.leads)
+	}
+	if err := os.Remove(at); err != nil {
+		t.Fatal(err)
+	}
+	put(t, at, "another", 0o755)
+	o.Restart = false
+	for _, do := range []func(context.Context, Options) (Result, error){Install, Uninstall} {
+		if _, err := do(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(at); err != nil || string(text) != "another" {
+			t.Errorf("it is %q, %v", text, err)
+		}
 	}
 }
 
