@@ -152,7 +152,7 @@ func TestDoctorCRI(t *testing.T) {
 		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: doctor.OK, words: []string{shim}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := session.Own(t, harness.Options{CRI: true, Config: test.config})
+			c := session.Own(t, harness.Options{CRI: true, Config: harness.OwnCNI(t) + test.config})
 			r, _ := report(t, c)
 			is(t, find(t, r, "containerd", test.check), test.status, test.words...)
 		})

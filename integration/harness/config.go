@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"testing"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +36,12 @@ var criPlugins = []string{
 	"io.containerd.grpc.v1.cri",
 	"io.containerd.cri.v1.images",
 	"io.containerd.cri.v1.runtime",
+}
+
+// OwnCNI is a part of the configuration with which a containerd that has CRI looks for networks in a directory of
+// the test's: it makes the default one, /etc/cni/net.d.
+func OwnCNI(t testing.TB) string {
+	return fmt.Sprintf("[plugins.'io.containerd.cri.v1.runtime'.cni]\nconf_dir = %q\n", t.TempDir())
 }
 
 // writeConfig writes the configuration of the daemon, of the shim and of CRIU.

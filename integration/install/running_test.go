@@ -23,7 +23,7 @@ func TestContainersLiveOn(t *testing.T) {
 	results.Add(t)
 	node := t.TempDir()
 	prefix := filepath.Join(node, "opt")
-	c := session.Own(t, harness.Options{CRI: true, Env: []string{"PATH=" + filepath.Join(prefix, "bin") + ":" + bins.SearchPath()}})
+	c := session.Own(t, harness.Options{CRI: true, Config: harness.OwnCNI(t), Env: []string{"PATH=" + filepath.Join(prefix, "bin") + ":" + bins.SearchPath()}})
 	containerd, err := bins.Path("containerd")
 	if err != nil {
 		t.Fatal(err)
