@@ -117,7 +117,7 @@ func start(t *testing.T, dev string, env []string, args ...string) *work {
 func freePort(t *testing.T) int {
 	t.Helper()
 	for {
-		port := 10240 + rand.IntN(21760) // below those that the kernel gives to whoever asks
+		port := 10240 + rand.IntN(21760) // the kernel gives out higher ones alone
 		if c, err := net.ListenPacket("udp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
 			c.Close()
 			return port

@@ -102,7 +102,7 @@ func (m *machine) prints(want string, args ...string) {
 // start runs gpuwork and gives its pid and what asks it for its next count.
 func (m *machine) start(args ...string) (pid string, next func() string) {
 	m.t.Helper()
-	port := strconv.Itoa(10240 + rand.IntN(21760)) // below those that the kernel gives to whoever asks
+	port := strconv.Itoa(10240 + rand.IntN(21760)) // the kernel gives out higher ones alone
 	address := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(bin, "gpuwork"), append(args, "--port", port)...)
 	cmd.Env, cmd.Stderr = m.env, os.Stderr

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// withCNI gives a container the networks of the node's CNI configuration, by hooks: runc runs the first
-// before it restores sockets, where the container has no process that a client could name, and the second
+// withCNI gives a container the networks of the node's CNI configuration, by hooks. runc runs the first
+// one before it restores sockets: no client knows a process of the container by then. It runs the second one
 // whoever removes the container.
 func withCNI(namespace string) ctroci.SpecOpts {
 	return func(_ context.Context, _ ctroci.Client, c *containers.Container, s *ctroci.Spec) error {

@@ -46,7 +46,7 @@ type Entry struct {
 }
 
 // List returns the checkpoint images of a containerd's namespace whose names begin with prefix, the
-// newest first. keys are those that the node trusts. List verifies signatures alone, against their manifests.
+// newest first. The node trusts keys. List verifies signatures alone, against their manifests.
 func List(ctx context.Context, c *client.Client, prefix string, keys []sign.Key) (found []Entry, err error) {
 	containers, err := c.ContainerService().List(ctx)
 	if err != nil {

@@ -134,7 +134,8 @@ func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
 	return l, nil
 }
 
-// Stackable reports whether an overlay can stack an image's layers. Others are not worth a snapshot for each layer.
+// Stackable reports whether an overlay can stack an image's layers (OVL_MAX_STACK of the kernel's fs/overlayfs).
+// Another image gets no snapshot for each layer.
 func (i *Image) Stackable() bool { return len(i.Layers) <= 500 }
 
 // Anchored reports whether an image has GPU state that lies above its Anchor, and nothing else but CRIU's images

@@ -223,7 +223,7 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ways are those that an image goes. Each returns why it was not restored.
+// ways restore an image, each by another door, and return why it was not restored.
 var ways = map[string]func(n *node, t *trip) error{
 	"the snapshotter": func(n *node, t *trip) error {
 		if _, err := n.c.Ctr(t.ctx, "images", "pull", "--plain-http", "--snapshotter", "gpuckpt", t.name); err != nil {
@@ -377,7 +377,7 @@ func (n *node) Restore(t *testing.T, way string, image []byte) (wrong []string, 
 	return append(wrong, left...), failed
 }
 
-// clean removes a container, the images but those that were there before, and what is kept for another pull:
+// clean removes a container, images that were not there before, and what is kept for another pull:
 // by leases, which containerd's garbage collector sees, and what a pull has half written.
 func (n *node) clean(ctx context.Context, id string) error {
 	err := errors.Join(n.c.Remove(ctx, id), n.c.ForgetImages(ctx))
@@ -397,7 +397,7 @@ func (n *node) clean(ctx context.Context, id string) error {
 	return err
 }
 
-// snapshots are those that a containerd has.
+// snapshots returns the snapshots of a containerd.
 func (n *node) snapshots(ctx context.Context) (names []string) {
 	for _, snapshotter := range []string{n.c.Snapshotter(), "gpuckpt"} {
 		if err := n.c.Client().SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {

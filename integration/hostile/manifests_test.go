@@ -23,7 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// documents are those that describe an image, as JSON: anybody may write them.
+// documents describe an image, as JSON: anybody may write them.
 type documents struct{ Index, Manifest, Config map[string]any }
 
 // sent is an image as a registry or an archive has it. What it lacks of the blobs is the good image's.

@@ -23,9 +23,6 @@ import (
 // hold is the filter of a connection that is held. The number in it is of no effect, and says whose the filter is.
 var hold = [2]unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_IMM, K: 0x67706b74}, {Code: unix.BPF_RET | unix.BPF_K}}
 
-// TCP's states of a socket that is no connection (include/net/tcp_states.h).
-const tcpClose, tcpListen = 7, 10
-
 // HoldConnections has the TCP connections of frozen processes take nothing. One that has a filter of its own is left
 // as it is.
 func HoldConnections(pids []int) {
@@ -70,7 +67,7 @@ func eachConnection(pids []int, do func(s int)) {
 			if protocol != unix.IPPROTO_TCP {
 				return false
 			}
-			if is, err := unix.GetsockoptTCPInfo(s, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && is.State != tcpClose && is.State != tcpListen {
+			if is, err := unix.GetsockoptTCPInfo(s, unix.IPPROTO_TCP, unix.TCP_INFO); err == nil && is.State != unix.BPF_TCP_CLOSE && is.State != unix.BPF_TCP_LISTEN {
 				do(s)
 			}
 			return false

@@ -41,8 +41,8 @@ type step struct {
 	bar         *mpb.Bar
 }
 
-// Line is how far a step is, as a line of JSON.
-type Line struct {
+// line is how far a step is, in JSON.
+type line struct {
 	Step  string `json:"step"`
 	Done  uint64 `json:"done"`            // bytes
 	Total uint64 `json:"total,omitempty"` // while it is known
@@ -102,7 +102,7 @@ func (p *Progress) Show(now images.Step) {
 	case p.lines != nil:
 		if time.Since(s.told) >= jsonEvery || now.Ended && s.told != s.began {
 			s.told = time.Now()
-			_ = p.lines.Encode(Line{now.Name, now.Done, now.Total})
+			_ = p.lines.Encode(line{now.Name, now.Done, now.Total})
 		}
 	case now.Note != "" && !now.Ended:
 		fmt.Fprintf(p.out, "%s: %s\n", now.Name, now.Note)

@@ -85,13 +85,6 @@ type end struct {
 	from, to  netip.AddrPort
 }
 
-// tcpClose is the state of a socket without a connection, tcpListen that of one that listens
-// (include/net/tcp_states.h).
-const (
-	tcpClose  = 7
-	tcpListen = 10
-)
-
 // Make returns a plan for all open files of a dump.
 func Make(place Place, files []*fdinfo.FileEntry) *Plan {
 	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string), ports: make(map[uint16]bool)}
@@ -146,7 +139,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		p.move(s)
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
-		closed := uint32(tcpClose)
+		closed := uint32(unix.BPF_TCP_CLOSE)
 		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))
 	}
@@ -211,7 +204,7 @@ func (p *Plan) here(old netip.Addr) (netip.Addr, bool) {
 func everywhere(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() }
 
 func isConnection(s *skinet.InetSkEntry) bool {
-	return s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0 && s.GetState() != tcpListen
+	return s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0 && s.GetState() != unix.BPF_TCP_LISTEN
 }
 
 func source(s *skinet.InetSkEntry) netip.AddrPort {

@@ -34,7 +34,7 @@ func wordsOf(a netip.Addr, v6 bool) (words []uint32) {
 // listens. An IPv4 address that is written as IPv6 is in an IPv6 socket.
 func socket(kind uint32, from, to string) *fdinfo.FileEntry {
 	src, dst := netip.MustParseAddrPort(from), netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	state := uint32(tcpListen)
+	state := uint32(unix.BPF_TCP_LISTEN)
 	v6 := src.Addr().Is6()
 	if v6 {
 		dst = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
@@ -52,7 +52,7 @@ func socket(kind uint32, from, to string) *fdinfo.FileEntry {
 
 func text(f *fdinfo.FileEntry) string {
 	s := f.GetIsk()
-	if s.GetState() == tcpClose {
+	if s.GetState() == unix.BPF_TCP_CLOSE {
 		return fmt.Sprintf("closed %d %d %d %d", s.GetSrcPort(), s.GetDstPort(), s.SrcAddr, s.DstAddr)
 	}
 	return fmt.Sprintf("%s %s in %d words", source(s), destination(s), len(s.SrcAddr))
@@ -75,7 +75,7 @@ func edited(t *testing.T, place Place, files ...*fdinfo.FileEntry) (texts []stri
 		if p.Edit(f); f.GetIsk() != nil {
 			texts = append(texts, text(f))
 		}
-		if f.GetIsk().GetState() == tcpClose {
+		if f.GetIsk().GetState() == unix.BPF_TCP_CLOSE {
 			closed++
 		}
 	}

@@ -9,11 +9,12 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
 
 func unixSocket(name string) *fdinfo.FileEntry {
-	return &fdinfo.FileEntry{Usk: &skunix.UnixSkEntry{Name: []byte(name), State: new(uint32(tcpListen)), Peer: new(uint32(0))}}
+	return &fdinfo.FileEntry{Usk: &skunix.UnixSkEntry{Name: []byte(name), State: new(uint32(unix.BPF_TCP_LISTEN)), Peer: new(uint32(0))}}
 }
 
 // The driver's socket gets a name of its own in each restore, also in a restore of what a restore

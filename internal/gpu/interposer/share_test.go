@@ -124,7 +124,7 @@ func freePorts(t *testing.T, n int) int {
 	t.Helper()
 next:
 	for {
-		first := 10240 + rand.IntN(21760-n) // below those that the kernel gives to whoever asks
+		first := 10240 + rand.IntN(21760-n) // the kernel gives out higher ones alone
 		for i := range n {
 			conn, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", first+i))
 			if err != nil {

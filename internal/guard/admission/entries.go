@@ -193,7 +193,7 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "files", fmt.Errorf("it has the type %v, and not what describes a file of this type alone", m.GetType())
 	}
 	to := ""
-	if s := m.GetIsk(); s.GetProto() == unix.IPPROTO_TCP && s.GetState() != tcpClose && s.GetState() != tcpListen {
+	if s := m.GetIsk(); s.GetProto() == unix.IPPROTO_TCP && s.GetState() != unix.BPF_TCP_CLOSE && s.GetState() != unix.BPF_TCP_LISTEN {
 		e.ends[fmt.Sprint(s.SrcAddr, s.GetSrcPort(), s.DstAddr, s.GetDstPort())] = true
 		to = fmt.Sprint(s.DstAddr, s.GetDstPort(), s.SrcAddr, s.GetSrcPort())
 	}
@@ -225,12 +225,6 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 	}
 	return "", nil
 }
-
-// States of TCP (include/net/tcp_states.h).
-const (
-	tcpClose  = 7
-	tcpListen = 10
-)
 
 // messageOf are the fields that describe files, by the files' types.
 var messageOf = map[fdinfo.FdTypes]protoreflect.Name{

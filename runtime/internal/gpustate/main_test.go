@@ -82,7 +82,7 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 	t.Setenv("LD_LIBRARY_PATH", softDir) // the helper's as well
 	t.Setenv("PATH", softDir+":"+os.Getenv("PATH"))
 	t.Setenv("SOFTCUDA_DEV", dev)
-	port := strconv.Itoa(10240 + rand.IntN(21760)) // below those that the kernel gives to whoever asks
+	port := strconv.Itoa(10240 + rand.IntN(21760)) // the kernel gives out higher ones alone
 	at := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(softDir, "gpuwork"), "pattern", "--bytes", bytes, "--port", port)
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), environment...)

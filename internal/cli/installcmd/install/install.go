@@ -25,12 +25,13 @@ import (
 	"syscall"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 const (
 	// ShimName is the file name of the shim.
-	ShimName = "containerd-shim-gpuckpt-v2"
+	ShimName = proc.ShimName
 	// recordFile is where the record is, below the root.
 	recordFile = "/var/lib/gpuckpt/installed.json"
 )
