@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -19,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // The tests in soft_*_test.go run the real helper against real processes on the
@@ -114,15 +115,12 @@ func start(t *testing.T, dev string, env []string, args ...string) *work {
 	return w
 }
 
+// freePort gives a port for a workload, and the next one.
 func freePort(t *testing.T) int {
 	t.Helper()
-	for {
-		port := 10240 + rand.IntN(21760) // the kernel gives out higher ones alone
-		if c, err := net.ListenPacket("udp", "127.0.0.1:"+strconv.Itoa(port)); err == nil {
-			c.Close()
-			return port
-		}
-	}
+	port, err := freeport.Row(2)
+	do(t, err)
+	return port
 }
 
 // ask sends a request to the workload and gives its reply.

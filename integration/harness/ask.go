@@ -7,64 +7,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // askLimit bounds one question where the context does not: for a program that hangs, not for one that a loaded
 // machine has not started yet.
 const askLimit = 2 * time.Minute
 
-// FreePort returns a port of this machine that nothing listens on now, by UDP or
-// TCP, and that it has given to no other test. The kernel gives it to no connection meanwhile: it is below the range for
-// these (ip_local_port_range begins at 32768).
-func FreePort() (int, error) { return FreePorts(1) }
+// FreePort returns a port for a program that uses the host's network.
+func FreePort() (int, error) { return freeport.Row(1) }
 
 // FreePorts returns the first of n such ports in a row.
-func FreePorts(n int) (int, error) {
-	const first, last = 10240, 32000
-	for range 100 {
-		port := first + rand.IntN(last-first-n)
-		free := true
-		for p := port; p < port+n && free; p++ {
-			free = isFree(p)
-		}
-		if free {
-			return port, nil
-		}
-	}
-	return 0, fmt.Errorf("find %d free ports in a row: there are none", n)
-}
-
-func isFree(port int) bool {
-	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-	if err != nil {
-		return false
-	}
-	udp.Close()
-	tcp, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
-	if err != nil {
-		return false
-	}
-	tcp.Close()
-	claim, err := net.Listen("unix", "@gpuckpt-port-"+strconv.Itoa(port))
-	if err != nil {
-		return false
-	}
-	claimed.Store(port, claim)
-	return true
-}
-
-// claimed are the ports that are another's no more while this process lives: those of a program that has not
-// begun yet, or is being restored, are free to the kernel. The claim is an abstract Unix socket, of which
-// each network has its own.
-var claimed sync.Map
+func FreePorts(n int) (int, error) { return freeport.Row(n) }
 
 // Ask sends one packet with the question to the container's port and returns the
 // answer without white space around it. While nothing listens, because the

@@ -10,8 +10,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
 // adminUser is who kubectl and the tests are, by the file of the certificate.
@@ -26,12 +29,12 @@ type apiServer struct {
 
 // startAPIServer starts both and returns when the server is ready.
 func (n *Node) startAPIServer(ctx context.Context) (_ *apiServer, err error) {
-	ports, err := freePorts(3)
+	free, err := harness.FreePorts(3)
 	if err != nil {
 		return nil, fmt.Errorf("start the API server: %w", err)
 	}
-	client, peer := "http://127.0.0.1:"+ports[0], "http://127.0.0.1:"+ports[1]
-	host, port := "127.0.0.1", ports[2]
+	client, peer := fmt.Sprintf("http://127.0.0.1:%d", free), fmt.Sprintf("http://127.0.0.1:%d", free+1)
+	host, port := "127.0.0.1", strconv.Itoa(free+2)
 	if n.cluster != nil {
 		host, port = serviceIP, "443"
 	}

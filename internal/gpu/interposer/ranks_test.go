@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // ranking starts processes on the software GPU whose kernels wait for each other's, step after step. Each has its
@@ -28,7 +29,10 @@ import (
 func ranking(t *testing.T, n int, compute time.Duration, ahead int) (all []rank, procs cuda.Group, parent int) {
 	t.Helper()
 	dir := build(t)
-	port := freePorts(t, n)
+	port, err := freeport.Row(n)
+	if err != nil {
+		t.Fatal(err)
+	}
 	cmd := exec.Command(filepath.Join(dir, "gpuwork"), "ranks", "--procs", strconv.Itoa(n), "--share", "large", "--bytes", "4M",
 		"--work", fmt.Sprint(compute.Microseconds()), "--ahead", strconv.Itoa(ahead), "--port", strconv.Itoa(port))
 	cmd.Env = append(os.Environ(), environment(dir)...)

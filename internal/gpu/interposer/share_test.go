@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -22,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // ways are CUDA IPC of cuMemAlloc, a descriptor of cuMemCreate, and the first with events.
@@ -119,28 +119,14 @@ func pair(t *testing.T, dir, way string) (exporter, importer rank) {
 	return exporter, importer
 }
 
-// freePorts returns the first of so many ports, one after the other.
-func freePorts(t *testing.T, n int) int {
-	t.Helper()
-next:
-	for {
-		first := 10240 + rand.IntN(21760-n) // the kernel gives out higher ones alone
-		for i := range n {
-			conn, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", first+i))
-			if err != nil {
-				continue next
-			}
-			defer conn.Close()
-		}
-		return first
-	}
-}
-
 // starting starts them, and returns when the first one is there.
 func starting(t *testing.T, dir, way string, env ...string) (exporter, importer rank) {
 	t.Helper()
 	var conns []net.Conn
-	port := freePorts(t, 2)
+	port, err := freeport.Row(2)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range 2 {
 		conn, err := net.Dial("udp", fmt.Sprintf("127.0.0.1:%d", port+i))
 		if err != nil {
