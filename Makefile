@@ -217,7 +217,7 @@ test-release: setup ## Build a release of this tree and test it on clean roots (
 # VM is where the logs go.
 VM ?= $(OUT)/vm/log
 .PHONY: test-vm
-test-vm: setup ## Install, try and remove a release on a stock node, a virtual machine (needs root; an hour without KVM).
+test-vm: setup ## Install, try and remove a release on a stock node, a virtual machine (needs root; minutes once built).
 	@hack/setup crictl cni nerdctl
 	@mkdir -p $(OUT)/vm
 	@ARCHES=amd64 hack/release/build 0.0.1 $(OUT)/vm/dist
