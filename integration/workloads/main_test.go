@@ -11,6 +11,7 @@
 package workloads
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/integration/workloads/hostroot"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 var (
@@ -103,7 +105,12 @@ func within(t *testing.T, k *harness.Container, what string, so func() bool) {
 // await is within until the context ends.
 func await(ctx context.Context, t *testing.T, k *harness.Container, what string, so func() bool) {
 	t.Helper()
+	looked := false
 	for began := time.Now(); !so(); time.Sleep(50 * time.Millisecond) {
+		if !looked && time.Since(began) > time.Minute {
+			looked = true
+			t.Logf("%s: not within a minute; its threads, where they are:\n%s", what, threadsOf(t, k))
+		}
 		if ctx.Err() != nil {
 			t.Fatalf("%s: not within %v; it wrote:\n%s", what, time.Since(began).Round(time.Second), words(k.Logs()))
 		}
@@ -114,7 +121,29 @@ func await(ctx context.Context, t *testing.T, k *harness.Container, what string,
 	}
 }
 
-// tail is the end of a text, some 4 KiB.
+// threadsOf says where the threads of a container's first process and its children are: their names, calls, and
+// what the kernel does for them.
+func threadsOf(t *testing.T, k *harness.Container) string {
+	t.Helper()
+	pid, err := k.Pid(t.Context())
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for _, pid := range append([]int{pid}, proc.Children(pid)...) {
+		tids, _ := proc.Threads(pid)
+		for _, tid := range tids {
+			fmt.Fprintf(&b, "%d %d:", pid, tid)
+			for _, file := range []string{"comm", "syscall", "wchan"} {
+				text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/%s", pid, tid, file))
+				fmt.Fprintf(&b, " %s", bytes.TrimSpace(text))
+			}
+			b.WriteByte('\n')
+		}
+	}
+	return b.String()
+}
+
 // words is what a workload wrote beside its steps: the beginning, which has the first cause, and the end.
 func words(text string) string {
 	lines := slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.HasPrefix(line, "step ") })
@@ -125,4 +154,5 @@ func words(text string) string {
 	return text
 }
 
+// tail is the end of a text, some 4 KiB.
 func tail(text string) string { return text[max(0, len(text)-4096):] }
