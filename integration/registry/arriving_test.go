@@ -25,6 +25,7 @@ type away struct {
 	name string
 	made harness.CheckpointAnswer
 	gpu  []blob // its layers of GPU state
+	criu blob   // and CRIU's
 	port int
 	cdi  string
 }
@@ -56,8 +57,11 @@ func sentBy(t *testing.T, c *harness.Containerd) *away {
 			Layers []blob `json:"layers"`
 		} `json:"image"`
 	}](t, r.c, "image", "inspect", r.name).Image.Layers {
-		if l.Kind == "gpu" {
+		switch l.Kind {
+		case "gpu":
 			r.gpu = append(r.gpu, l)
+		case "criu":
+			r.criu = l
 		}
 	}
 	if len(r.gpu) < 3 {

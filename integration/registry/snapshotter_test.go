@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -166,7 +167,7 @@ func TestSnapshotter(t *testing.T) {
 	for _, part := range []struct {
 		name string
 		of   func(*testing.T, *plugin, *away)
-	}{{"streams", streams}, {"killed", killed}, {"disturbed", disturbed}, {"overlayfs", overlayfs}} {
+	}{{"streams", streams}, {"killed", killed}, {"disturbed", disturbed}, {"overlayfs", overlayfs}, {"given up", givenUp}} {
 		if !t.Run(part.name, func(t *testing.T) { part.of(t, p, r) }) {
 			t.Fatalf("the snapshotter said:\n%s", p.said())
 		}
@@ -349,4 +350,38 @@ func disturbed(t *testing.T, p *plugin, r *away) {
 	k.Expect(t, "verify", "bad=0")
 	k.MustRemove(t)
 	p.allHere(t)
+}
+
+// A pull that was given up is not in the way of others of the same layers.
+func givenUp(t *testing.T, p *plugin, r *away) {
+	p.stop(t, syscall.SIGTERM)
+	p.start(t) // it finds the registry again
+	goOn := make(chan struct{})
+	var once sync.Once
+	defer once.Do(func() { close(goOn) })
+	meddle := func(q *http.Request, _ int64, _ []byte) error {
+		if path.Base(q.URL.Path) == r.criu.Digest {
+			<-goOn
+		}
+		return nil
+	}
+	r.meddle.Store(&meddle)
+	ctx, giveUp := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = r.c.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", "gpuckpt", r.name) // it is killed
+	}()
+	p.within(t, "the pull holds GPU state", func() bool {
+		status, err := r.c.Client().ContentStore().ListStatuses(t.Context())
+		return err == nil && len(status) > len(r.gpu) // and CRIU's layer
+	})
+	giveUp()
+	<-ended
+	once.Do(func() { close(goOn) })
+	ctx, end := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer end()
+	if _, err := r.c.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", "gpuckpt", "--local", r.name); err != nil {
+		t.Fatalf("%v\n%s", err, r.c.LogTail(3000))
+	}
 }

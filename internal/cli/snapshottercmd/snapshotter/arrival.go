@@ -102,7 +102,7 @@ func (a *arrival) begin(ctx context.Context, ref, manifest string) (ours bool, e
 	if err != nil {
 		return false, err
 	}
-	h := hold(lease, c, func() error { return end(true) }, image)
+	h := newHolds(lease, c, func() error { return end(true) })
 	a.mu.Lock()
 	a.image, a.holds = image, h
 	a.mu.Unlock()

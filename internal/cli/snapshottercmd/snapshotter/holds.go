@@ -29,6 +29,7 @@ type holds struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	limit   *time.Timer
+	idle    *time.Timer  // runs while the pull asks for no layer
 	release func() error // of the lease
 
 	mu   sync.Mutex
@@ -36,8 +37,10 @@ type holds struct {
 }
 
 const (
-	// holdFor bounds how long a pull that was given up is in the way of others.
-	holdFor = 10 * time.Minute
+	// holdFor bounds how long a pull is in the way of others, and holdIdle how long one is that was given
+	// up: another one asks for its next layer, or ends, within milliseconds.
+	holdFor  = 10 * time.Minute
+	holdIdle = 10 * time.Second
 	// pullLimit bounds the wait for the end of a pull whose last layer is there, which takes
 	// milliseconds. pullPause is the wait between two looks, and for what comes behind the last.
 	pullLimit = time.Minute
@@ -46,10 +49,22 @@ const (
 	holdAtOnce = 16
 )
 
-// hold opens a writer for each layer of GPU state that the content store lacks and nobody writes.
-func hold(ctx context.Context, c *client.Client, release func() error, image *oci.Image) *holds {
+func newHolds(ctx context.Context, c *client.Client, release func() error) *holds {
 	h := &holds{c: c, release: release, held: make(map[string]content.Writer)}
 	h.ctx, h.cancel = context.WithCancel(ctx)
+	h.limit, h.idle = time.AfterFunc(holdFor, h.drop), time.AfterFunc(holdIdle, h.drop)
+	h.idle.Stop()
+	return h
+}
+
+// take opens a writer for each layer of GPU state that the content store lacks and nobody writes, unless
+// a pull has them still. A pull calls it when it asks for a layer, and answered when it has its answer.
+func (h *holds) take(image *oci.Image) (answered func()) {
+	answered = func() { h.idle.Reset(holdIdle) }
+	if h.idle.Stop() {
+		return answered
+	}
+	h.limit.Reset(holdFor)
 	var group errgroup.Group
 	group.SetLimit(holdAtOnce)
 	for _, l := range image.Layers {
@@ -60,7 +75,7 @@ func hold(ctx context.Context, c *client.Client, release func() error, image *oc
 			d := l.Descriptor()
 			ref := remotes.MakeRefKey(h.ctx, d)
 			// Without it, the bytes may come twice. Nothing depends on it.
-			if w, err := c.ContentStore().Writer(h.ctx, content.WithRef(ref), content.WithDescriptor(d)); err == nil {
+			if w, err := h.c.ContentStore().Writer(h.ctx, content.WithRef(ref), content.WithDescriptor(d)); err == nil {
 				h.mu.Lock()
 				h.held[ref] = w
 				h.mu.Unlock()
@@ -69,8 +84,7 @@ func hold(ctx context.Context, c *client.Client, release func() error, image *oc
 		})
 	}
 	_ = group.Wait() // no call returns an error
-	h.limit = time.AfterFunc(holdFor, h.drop)
-	return h
+	return answered
 }
 
 // drop closes the writers.
@@ -108,6 +122,7 @@ func (h *holds) endAfterPull(config digest.Digest) {
 func (h *holds) end() {
 	h.once.Do(func() {
 		h.limit.Stop()
+		h.idle.Stop()
 		h.drop()
 		h.cancel()
 		if err := h.release(); err != nil {

@@ -157,6 +157,7 @@ func (s *Snapshotter) arrives(ctx context.Context, key, parent, target string, l
 			return false, nil
 		}
 	}
+	defer a.holds.take(a.image)()
 	return a.prepare(ctx, key, parent, target, labels)
 }
 
