@@ -145,8 +145,9 @@ func pruneCommand() *cobra.Command {
 		Short: "Remove old checkpoint images from containerd",
 		Long: `Remove old checkpoint images from containerd.
 
---keep spares the newest of each container, --older-than the younger ones; with both, what either
-spares stays. An image that a container was made of stays. Images in registries are not touched.`,
+--keep spares the newest of each container in each repository, --older-than the younger ones; with
+both, what either spares stays. An image that a container was made of stays. Images in registries
+are not touched.`,
 		Example: `  gpuckpt prune --keep 3
   gpuckpt prune --older-than 72h --container job --dry-run`,
 		Args: cobra.NoArgs,
@@ -174,7 +175,7 @@ spares stays. An image that a container was made of stays. Images in registries 
 	}
 	d.addressFlags(c)
 	f := c.Flags()
-	f.IntVar(&rules.Keep, "keep", 0, "how many of each container's checkpoints stay, the newest")
+	f.IntVar(&rules.Keep, "keep", 0, "how many of each container's checkpoints in a repository stay, the newest")
 	f.DurationVar(&rules.OlderThan, "older-than", 0, "remove only what is older, such as 72h")
 	f.StringVar(&rules.Container, "container", "", "only the checkpoints of this container")
 	f.BoolVar(&dry, "dry-run", false, "print what would be removed, and remove nothing")

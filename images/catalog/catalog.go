@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -116,8 +117,9 @@ func describe(ctx context.Context, c *client.Client, i images.Image, keys []sign
 	return e, nil
 }
 
-// Rules say which checkpoints may go. Those of one container are counted together, and those that do
-// not name one are, too.
+// Rules say which checkpoints may go. Those of one container in one repository are counted together, and
+// those that do not name one are, too. An image says itself which container it is of and when it was made,
+// but its name is what it was pulled by: only who writes to a repository can have others there let go.
 type Rules struct {
 	// Keep is how many of each container's checkpoints stay, the newest; 0 is none.
 	Keep int
@@ -128,17 +130,24 @@ type Rules struct {
 }
 
 // Obsolete returns those of the entries that the rules let go: older than OlderThan, and not among
-// the newest. An image that a container was made of stays: a restart would need it.
+// the newest. An image that a container was made of stays: a restart would need it. The names of one image
+// go together, and CRI's with the last other.
 func (r Rules) Obsolete(entries []Entry, now time.Time) (gone []Entry) {
-	seen := map[string]int{}
+	type group struct{ container, repository string }
+	seen := map[group][]digest.Digest{}
 	newest := slices.Clone(entries)
 	slices.SortStableFunc(newest, func(a, b Entry) int { return b.Created.Compare(a.Created) })
 	for _, e := range newest {
-		if r.Container != "" && e.Container != r.Container {
+		if _, err := digest.Parse(e.Image); err == nil || r.Container != "" && e.Container != r.Container {
 			continue
 		}
-		seen[e.Container]++
-		if seen[e.Container] > r.Keep && now.Sub(e.Created) >= r.OlderThan && !e.Used {
+		dir, base := path.Split(e.Image)
+		g := group{e.Container, dir + base[:strings.IndexAny(base+":", ":@")]}
+		n := slices.Index(seen[g], e.Digest)
+		if n < 0 {
+			n, seen[g] = len(seen[g]), append(seen[g], e.Digest)
+		}
+		if n >= r.Keep && now.Sub(e.Created) >= r.OlderThan && !e.Used {
 			gone = append(gone, e)
 		}
 	}

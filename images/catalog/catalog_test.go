@@ -4,17 +4,33 @@
 package catalog
 
 import (
+	"crypto/rand"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencontainers/go-digest"
 )
 
 func TestObsolete(t *testing.T) {
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	at := func(image, container string, hours int) Entry {
-		return Entry{Image: image, Container: container, Created: now.Add(-time.Duration(hours) * time.Hour)}
+		return Entry{Image: "host:5000/job:" + image, Digest: digest.FromString(image), Container: container, Created: now.Add(-time.Duration(hours) * time.Hour)}
 	}
 	entries := []Entry{at("a3", "a", 3), at("a1", "a", 1), at("b5", "b", 5), at("a2", "a", 2), at("x9", "", 9)}
+	// CRI's other names of an image, and images of another repository that say they are of the container.
+	for _, name := range []string{"host:5000/job@" + entries[1].Digest.String(), digest.FromString("config").String()} {
+		e := entries[1]
+		e.Image = name
+		entries = append(entries, e)
+	}
+	for range 3 {
+		e := at(rand.Text(), "a", -1)
+		e.Image = "host:5000/other/job:" + e.Image
+		e.Used = true
+		entries = append(entries, e)
+	}
 	used := at("a8", "a", 8)
 	used.Used = true
 	entries = append(entries, used)
@@ -31,14 +47,14 @@ func TestObsolete(t *testing.T) {
 	} {
 		var gone []string
 		for _, e := range c.rules.Obsolete(entries, now) {
-			gone = append(gone, e.Image)
+			gone = append(gone, strings.TrimPrefix(e.Image, "host:5000/job:"))
 		}
 		slices.Sort(gone)
 		if !slices.Equal(gone, c.gone) {
 			t.Errorf("%s: %v would go, want %v", c.name, gone, c.gone)
 		}
 	}
-	if entries[0].Image != "a3" {
+	if entries[0].Image != "host:5000/job:a3" {
 		t.Error("the entries have another order now")
 	}
 }
