@@ -128,13 +128,15 @@ test-kubernetes: setup setup-kubernetes build agent testbeds ## Run the tests wi
 	$(TEST_ENV) GPUCKPT_TEST_RESTARTS=all GPUCKPT_TEST_PODS=all go -C integration test -p 1 -count=1 -timeout 30m ./kubernetes ./nerdctl
 
 # An older containerd in place of the pinned one: CONTAINERD=2.2 or 2.3. `make test` tries pods with each.
+# Skipped is what tries each itself, and what runs runc's shim, which is the newest's: 2.2 cannot start that.
 CONTAINERD ?= 2.2
 .PHONY: test-containerd
 test-containerd: setup setup-kubernetes build agent testbeds ## Run the tests of stock clients with an older containerd: CONTAINERD=2.2.
 	@mkdir -p $(OUT)/containerd-$(CONTAINERD)
 	@for program in containerd ctr; do ln -sf "$$(hack/setup --print-path)/$$program-$(CONTAINERD)" $(OUT)/containerd-$(CONTAINERD)/$$program; done
 	GPUCKPT_BIN="$(abspath $(BIN)):$(abspath $(OUT))/containerd-$(CONTAINERD):$$(hack/setup --print-path)" \
-		go -C integration test -p 1 -count=1 -timeout 60m ./checkpoint ./suspend ./registry ./nerdctl
+		go -C integration test -p 1 -count=1 -timeout 60m -skip '^Test(Older|Configurations$$|DaemonSet$$|Journey$$)' \
+		./checkpoint ./suspend ./registry ./nerdctl ./kubernetes
 
 # hack/setup gets no dockerd: DOCKER is the directory of one, and of docker.
 DOCKER ?= /usr/bin
