@@ -49,7 +49,7 @@ func claim(port int) bool {
 // called exec.
 func inUse(port int) bool {
 	for _, kind := range []string{"udp", "udp6", "tcp", "tcp6"} {
-		sockets, err := os.ReadFile("/proc/self/net/" + kind)
+		sockets, err := os.ReadFile("/proc/thread-self/net/" + kind)
 		if err == nil && bytes.Contains(sockets, fmt.Appendf(nil, ":%04X ", port)) {
 			return true
 		}
