@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/gpuckpt/gpuckpt/integration/workloads/programs"
 )
 
 // step is one step of a training; the loss is as Python's float.hex() has it,
@@ -95,6 +97,19 @@ func TestRecord(t *testing.T) {
 	} {
 		if got := isSubsequence(test.part, whole); got != test.want {
 			t.Errorf("isSubsequence(%v, %v) is %v", test.part, whole, got)
+		}
+	}
+}
+
+// A program goes on as long with few steps as with the usual ones, and longer with large checkpoints.
+func TestPause(t *testing.T) {
+	for _, test := range []struct {
+		host  int64
+		steps int
+		want  string
+	}{{0, 200, "0.06"}, {20, 60, "0.2"}, {20, 1000, "0.06"}, {30, 60, "0.3"}} {
+		if got := pauseOf(programs.Program{Host: test.host}, test.steps); got != test.want {
+			t.Errorf("%d steps of one with %d GiB have a pause of %s s, want %s", test.steps, test.host, got, test.want)
 		}
 	}
 }

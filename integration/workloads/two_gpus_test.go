@@ -73,6 +73,7 @@ func swap(ctx context.Context, t *testing.T, result *harness.TestResult, k *harn
 		at := workSteps * (round + 1) / (rounds + 2)
 		await(ctx, t, k, fmt.Sprintf("step %d", at), func() bool { return steps() >= at })
 		before, on := steps(), gpusOf(ctx, t, k)
+		needsSteps(t, before)
 		dir := filepath.Join(memory, strconv.Itoa(round))
 		if err := result.Time("checkpoint", func() error { checkpointInto(ctx, t, result, k, dir); return nil }); err != nil {
 			t.Fatal(err)
@@ -235,7 +236,7 @@ func TestBandwidth(t *testing.T) {
 	spec := specOf(p)
 	spec.ID = harness.Name(t)
 	// Nothing else is to be on the GPUs: its sums are compared in TestWorkloads.
-	k := start(t, true, spec, p.File, slices.Concat(p.Args, []string{"--steps", strconv.Itoa(workSteps), "--file", workFile, "--pause", workPause})...)
+	k := start(t, true, spec, p.File, slices.Concat(p.Args, []string{"--steps", strconv.Itoa(workSteps), "--file", workFile, "--pause", pauseOf(p, workSteps)})...)
 	skipUnable(ctx, t, k)
 	finished(ctx, t, travel(ctx, t, result, k))
 	rates := bandwidths(t, k.Logs())

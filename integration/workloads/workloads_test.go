@@ -25,9 +25,8 @@ import (
 )
 
 const (
-	workFile  = "/tmp/steps" // where it writes them, in the container's own layer
-	workPause = "0.06"       // seconds between two steps of one that is checkpointed
-	rounds    = 3            // of checkpoint, kill and restore
+	workFile = "/tmp/steps" // where it writes them, in the container's own layer
+	rounds   = 3            // of checkpoint, kill and restore
 )
 
 // envSteps is how many steps each workload takes, 200 if it is not set.
@@ -51,6 +50,12 @@ func readSteps() error {
 	}
 	workSteps = n
 	return nil
+}
+
+// pauseOf is how many seconds there are between two steps of one that is checkpointed. However few steps there
+// are, they must not all be made while the checkpoint's gigabytes are removed after a restore.
+func pauseOf(p programs.Program, steps int) string {
+	return fmt.Sprint(max(12, 0.6*float64(p.Host)) / float64(min(steps, usualSteps)))
 }
 
 // limitOf bounds a test of a program, with time for the steps beyond the usual ones.
@@ -210,7 +215,7 @@ func compare(ctx context.Context, t *testing.T, result *harness.TestResult, trav
 		whole.MustRemove(t)
 	}
 	spec.ID = harness.Name(t)
-	k := start(t, cuda, spec, p.File, append(args, "--pause", workPause)...)
+	k := start(t, cuda, spec, p.File, append(args, "--pause", pauseOf(p, workSteps))...)
 	defer func() {
 		if t.Failed() {
 			t.Logf("the shim's log says of it:\n%s", tail(linesWith(shared.Log(), k.ID)))
@@ -271,6 +276,7 @@ func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *ha
 		at := workSteps * (round + 1) / (rounds + 2)
 		await(ctx, t, k, fmt.Sprintf("step %d", at), func() bool { return output().last() >= at })
 		before := output().last()
+		needsSteps(t, before)
 		ref := fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), round+1)
 		checkpointAs(ctx, t, result, k, ref)
 		k.MustRemove(t)
@@ -286,6 +292,14 @@ func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *ha
 		forgetImage(ctx, t, ref)
 	}
 	return k
+}
+
+// needsSteps fails for a program that has made its last step: once restored, it would write nothing.
+func needsSteps(t *testing.T, made int) {
+	t.Helper()
+	if made >= workSteps {
+		t.Fatalf("all %d steps were made before the checkpoint: give it more than %d (%s)", made, max(made, usualSteps), envSteps)
+	}
 }
 
 // forgetImage removes an image of which all that is to be restored has been: it may have gigabytes
