@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -116,8 +117,20 @@ func (r *run) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
 	if err != nil {
 		return none, fmt.Errorf("look at its files: %w", err)
 	}
-	// A snapshot for a user namespace has a suffix.
-	if chain := identity.ChainID(diffIDs).String(); snapshot.Parent != chain && !strings.HasPrefix(snapshot.Parent, chain+"-") {
+	below := diffIDs // a container that was restored while GPU state arrived has the layers below it
+	if outline, err := oci.Outline(ctx, r.client.ContentStore(), found.Target); err == nil {
+		below = nil
+		for _, l := range outline.Layers {
+			if l.Kind != oci.LayerGPU && l.Kind != oci.LayerCRIU {
+				below = append(below, l.DiffID)
+			}
+		}
+	}
+	is := func(ids []digest.Digest) bool {
+		chain := identity.ChainID(ids).String()
+		return snapshot.Parent == chain || strings.HasPrefix(snapshot.Parent, chain+"-") // for a user namespace
+	}
+	if !is(diffIDs) && !is(below) {
 		return none, fmt.Errorf("the image %s has changed since the container was created; give the original its name back: %w", found.Name, errdefs.ErrFailedPrecondition)
 	}
 	return found.Target, nil

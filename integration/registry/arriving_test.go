@@ -143,7 +143,9 @@ func TestRestoreWhileItArrives(t *testing.T) {
 	if out := gpuckpt(t, r.c, r.args("arriving")...); out != "arriving\n" {
 		t.Errorf("gpuckpt restore printed %q", out)
 	}
-	r.goesOn(t, "arriving")
+	k := adopt(t, r.c, "arriving", r.port)
+	k.Expect(t, "verify", "bad=0")
+	k.Expect(t, "count", "102")
 	if got := r.fetched.Load(); got > int64(r.made.Bytes)*21/20 {
 		t.Errorf("%d bytes were fetched of an image of %d", got, r.made.Bytes)
 	}
@@ -156,9 +158,11 @@ func TestRestoreWhileItArrives(t *testing.T) {
 		t.Errorf("leases are left: %v, %v", leases, err)
 	}
 
-	// The image is one like any other that was pulled.
+	// The container can be checkpointed, and the image is one like any other that was pulled.
+	gpuckpt(t, r.c, "checkpoint", k.ID, "--image", "gpuckpt.test/arrived:1")
+	k.MustRemove(t)
 	before := r.fetched.Load()
-	k := resume(t, r.c, r.name, r.port)
+	k = resume(t, r.c, r.name, r.port)
 	k.Expect(t, "verify", "bad=0")
 	k.Expect(t, "count", "102")
 	again := asJSON[harness.CheckpointAnswer](t, r.c, "checkpoint", k.ID, "--image", "gpuckpt.test/again:1")
