@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -244,6 +245,13 @@ func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.S
 func (k *creating) create(ctx context.Context) (*taskAPI.CreateTaskResponse, error) {
 	if k.c.restore != nil {
 		k.r.Checkpoint = criu.CopyPath(k.c.bundle)
+		// A program that had pipes gets pipes again, which nothing comes by: runc would give it the
+		// host's /dev/null, with which CRIU could not dump it again.
+		for _, name := range []*string{&k.r.Stdin, &k.r.Stdout, &k.r.Stderr} {
+			if *name == "" && !k.r.Terminal {
+				*name = os.DevNull
+			}
+		}
 	}
 	k.r.Rootfs = bundle.WithoutCheckpoint(k.r.Rootfs)
 	resp, err := k.s.TTRPCTaskService.Create(ctx, k.r)
