@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
@@ -150,7 +151,8 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 	}
 	manifest, err := ctdimages.Manifest(ctx, c.ContentStore(), image.Target, platforms.Default())
 	if err != nil {
-		return need, fmt.Errorf("read the manifest of %s: %w", o.image, err)
+		_, other := oci.Outline(ctx, c.ContentStore(), image.Target)
+		return need, fmt.Errorf("read the manifest of %s: %w", o.image, cmp.Or(other, err))
 	}
 	if need, err = doctor.FromAnnotations(manifest.Annotations); err != nil {
 		err = fmt.Errorf("the image %s: %w", o.image, err)

@@ -82,8 +82,13 @@ func TestContainerdCheckpointBecomesAnImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Tag(t.Context(), "example.com/job:1", put(t, store, ocispec.MediaTypeImageIndex, index)); err != nil {
+	stock := put(t, store, ocispec.MediaTypeImageIndex, index)
+	if err := store.Tag(t.Context(), "example.com/job:1", stock); err != nil {
 		t.Fatal(err)
+	}
+	// Its base image is a checkpoint, but another one.
+	if _, err := oci.Inspect(t.Context(), store, stock); !errors.Is(err, oci.ErrNotCheckpoint) || !strings.Contains(err.Error(), "gpuckpt image convert") {
+		t.Errorf("a checkpoint of containerd's as an image of ours: %v", err)
 	}
 	file := filepath.Join(t.TempDir(), "job.tar")
 	to := Ref{Kind: InOCIArchive, Path: file}

@@ -131,6 +131,11 @@ func manifestOf(ctx context.Context, provider content.Provider, desc ocispec.Des
 		if err := json.Unmarshal(data, &index); err != nil {
 			return m, desc, fmt.Errorf("%w: index %s: %w", images.ErrDamaged, desc.Digest, err)
 		}
+		if slices.ContainsFunc(index.Manifests, func(d ocispec.Descriptor) bool {
+			return cimages.IsLayerType(d.MediaType) || d.MediaType == cimages.MediaTypeContainerd1Checkpoint
+		}) {
+			return m, desc, fmt.Errorf("%w, but what `ctr containers checkpoint` makes: `gpuckpt image convert` makes one of it", ErrNotCheckpoint)
+		}
 		at := slices.IndexFunc(index.Manifests, func(d ocispec.Descriptor) bool {
 			return cimages.IsManifestType(d.MediaType) && (d.Platform == nil || platforms.Default().Match(*d.Platform))
 		})

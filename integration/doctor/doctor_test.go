@@ -188,6 +188,12 @@ func TestDoctorImage(t *testing.T) {
 	if out, code := runDoctor(t, c, "--image", harness.WorkloadImage); code != 1 || !strings.Contains(out, "no dev.gpuckpt.* annotations") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
+	if _, err := c.Ctr(t.Context(), "containers", "checkpoint", "--image", "--task", "job", "checkpoint.test/stock:1"); err != nil {
+		t.Fatal(err)
+	}
+	if out, code := runDoctor(t, c, "--image", "checkpoint.test/stock:1"); code != 1 || !strings.Contains(out, "gpuckpt image convert") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
 	if out, code := runDoctor(t, c, "--image", "no.such/image:1"); code != 1 || !strings.Contains(out, "not found") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
