@@ -46,6 +46,7 @@ type lastOperation struct {
 	Ended     time.Time `json:"ended"`
 	Seconds   float64   `json:"seconds"`
 	Error     string    `json:"error,omitempty"` // why it failed
+	suspended bool      // that is what it left
 }
 
 func psCommand() *cobra.Command {
@@ -162,7 +163,7 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 	l.Last = last(fmt.Sprintf("/proc/%d/cwd/../%s/%s", shim, k.ID(), sequence.TimelineName))
 	switch {
 	case l.Last == nil:
-	case l.Last.Operation == "suspend" && l.Last.Error == "" && status.Status == client.Paused:
+	case l.Last.suspended && status.Status == client.Paused:
 		l.State, l.Problem = "suspended", "resume it first"
 	case l.Last.Operation == "checkpoint" && l.Last.Error != "":
 		l.Problem = "the last try failed: " + l.Last.Error
@@ -197,7 +198,7 @@ func last(file string) *lastOperation {
 	if err != nil || serr != nil {
 		return nil
 	}
-	return &lastOperation{t.Operation, st.ModTime().UTC(), t.Took.Seconds(), t.Error}
+	return &lastOperation{t.Operation, st.ModTime().UTC(), t.Took.Seconds(), t.Error, t.Suspended()}
 }
 
 // psText is a line for each container.

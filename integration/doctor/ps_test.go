@@ -63,6 +63,10 @@ func TestPs(t *testing.T) {
 	says(ps("--all-namespaces"), "ours", "checkpoint")
 	run(t, program, "suspend", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
 	says(ps(), "ours", "ours suspended 1 0B suspend")
+	if err := exec.CommandContext(t.Context(), program, "resume", "--gpus", "GPU-none", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID).Run(); err == nil {
+		t.Error("resumed on no GPU")
+	}
+	says(ps(), "ours", "ours suspended 1 0B")
 	run(t, program, "resume", "--address", c.Address(), "--namespace", c.Namespace(), ours.ID)
 	var list []struct {
 		Container string

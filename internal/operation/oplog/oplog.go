@@ -47,6 +47,11 @@ type Entry struct {
 	Error  string `json:"error,omitempty"`
 }
 
+// Suspended reports whether the operation has left its container suspended, as a failed resume does.
+func (e Entry) Suspended() bool {
+	return e.Operation == "suspend" && e.Failed == "" || e.Operation == "resume" && e.Failed != ""
+}
+
 // Append adds an entry to the log of operations in a directory, which it makes if there is none.
 func Append(dir string, e Entry) (err error) {
 	defer func() {

@@ -24,6 +24,7 @@ func TestCollector(t *testing.T) {
 	for name, files := range map[string]map[string]string{
 		"away": {"gpuckpt-timeline.json": `{"operation":"suspend"}`, "config.json": `{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c","major":195,"minor":0}]}}`},
 		"back": {"gpuckpt-timeline.json": `{"operation":"resume"}`},
+		"full": {"gpuckpt-timeline.json": `{"operation":"resume","failed":"give access"}`},
 		"kept": {"gpuckpt-timeline.json": `{"operation":"suspend","failed":"lock"}`},
 	} {
 		dir := filepath.Join(state, "io.containerd.runtime.v2.task", "default", name)
@@ -60,7 +61,7 @@ func TestCollector(t *testing.T) {
 		`gpuckpt_operations_total{operation="restore",outcome="failure"} 0`,
 		`gpuckpt_operation_seconds_count{operation="resume"} 0`,
 		`gpuckpt_build_info{version="` + version.Short() + `"} 1`,
-		`gpuckpt_suspended_containers 1`,
+		`gpuckpt_suspended_containers 2`,
 		`gpuckpt_suspended_gpus 1`,
 	} {
 		if !strings.Contains(text, line+"\n") {
