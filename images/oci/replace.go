@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -43,6 +44,7 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	if err != nil {
 		return err
 	}
+	b.result.GPUBytes, _ = strconv.ParseUint(m.Annotations[annotations.GPUState], 10, 64) // it is only told
 	anchored := slices.IndexFunc(m.Layers[:top], func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == LayerAnchor })
 	for i, l := range m.Layers {
 		if i == top || i == anchored {

@@ -41,7 +41,7 @@ func TestReplace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if signed.GPUReused == 0 || signed.GPUWritten != 0 || signed.Written == 0 || signed.Manifest.Digest == built.Manifest.Digest {
+	if signed.GPUBytes == 0 || signed.GPUBytes != built.GPUBytes || signed.GPUReused == 0 || signed.GPUWritten != 0 || signed.Written == 0 || signed.Manifest.Digest == built.Manifest.Digest {
 		t.Errorf("got %+v", signed)
 	}
 	r, err := Verify(t.Context(), store, signed.Manifest, nil)
