@@ -137,6 +137,9 @@ func each(ctx context.Context, from content.Provider, to content.Ingester, image
 		g.Go(func() error {
 			was := l.Digest
 			data, err := from.ReaderAt(gctx, *l)
+			if errdefs.IsNotFound(err) {
+				err = fmt.Errorf("it is not in the store; `gpuckpt image pull --no-unpack` fetches what an image lacks: %w", err)
+			}
 			if err == nil {
 				err = change(gctx, l, meter.Reader(gctx, io.NewSectionReader(data, 0, data.Size())))
 				err = errors.Join(err, data.Close())

@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -222,10 +223,23 @@ func TestOtherKey(t *testing.T) {
 	if _, err := Encrypt(t.Context(), to, to, made, recipients(t, public), nil); !errors.Is(err, oci.ErrNotCheckpoint) {
 		t.Errorf("encrypted twice: %v", err)
 	}
+	if _, err := Encrypt(t.Context(), without{from}, to, checkpointImage(t, from), recipients(t, public), nil); err == nil || !strings.Contains(err.Error(), "--no-unpack") {
+		t.Errorf("without its layers: %v", err)
+	}
 	l := manifest(t, to, made).Layers[1]
 	if _, err := oci.OpenLayer(t.Context(), to, l, nil); !errors.Is(err, oci.ErrEncrypted) {
 		t.Errorf("open the layer: %v", err)
 	}
+}
+
+// without has no layers.
+type without struct{ content.Provider }
+
+func (w without) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.ReaderAt, error) {
+	if d.MediaType != ocispec.MediaTypeImageManifest && d.MediaType != ocispec.MediaTypeImageConfig {
+		return nil, errdefs.ErrNotFound
+	}
+	return w.Provider.ReaderAt(ctx, d)
 }
 
 // flipped changes a bit of what is read, at an offset from the end.
