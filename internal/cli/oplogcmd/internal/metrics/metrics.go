@@ -118,7 +118,8 @@ func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(c.gpus, prometheus.GaugeValue, float64(gpus))
 }
 
-// suspended counts the containers that their last operation has left suspended, and the GPUs of their specs. A bundle that is going meanwhile does not count.
+// suspended counts the containers that their last operation has left suspended, and the GPUs of their
+// specs. A bundle that is going meanwhile does not count.
 func (c *Collector) suspended() (containers, gpus int) {
 	bundles, _ := filepath.Glob(c.bundles) // the pattern is right
 	for _, dir := range bundles {
