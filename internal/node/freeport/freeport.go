@@ -20,7 +20,7 @@ import (
 func Row(n int) (int, error) {
 	const first, last = 10240, 32000
 	for range 100 {
-		port := first + rand.IntN(last-first-n)
+		port := first + rand.IntN(last-first-n) //nolint:gosec // no secret
 		free := true
 		for p := port; p < port+n && free; p++ {
 			free = claim(p) && !inUse(p)
