@@ -115,7 +115,7 @@ func start(t *testing.T, dev string, env []string, args ...string) *work {
 	return w
 }
 
-// freePort gives a port for a workload, and the next one.
+// freePort returns a port for a workload, whose next one is free too.
 func freePort(t *testing.T) int {
 	t.Helper()
 	port, err := freeport.Row(2)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // These tests run the built program against processes on the software GPU. They
@@ -102,7 +102,11 @@ func (m *machine) prints(want string, args ...string) {
 // start runs gpuwork and gives its pid and what asks it for its next count.
 func (m *machine) start(args ...string) (pid string, next func() string) {
 	m.t.Helper()
-	port := strconv.Itoa(10240 + rand.IntN(21760)) // the kernel gives out higher ones alone
+	free, err := freeport.Row(1)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	port := strconv.Itoa(free)
 	address := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(bin, "gpuwork"), append(args, "--port", port)...)
 	cmd.Env, cmd.Stderr = m.env, os.Stderr

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// withCNI gives a container the networks of the node's CNI configuration, by hooks. runc runs the first
+// withCNI adds to a container the networks of the node's CNI configuration, by hooks. runc runs the first
 // one before it restores sockets: no client knows a process of the container by then. It runs the second one
 // whoever removes the container.
 func withCNI(namespace string) ctroci.SpecOpts {

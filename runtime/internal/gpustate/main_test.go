@@ -5,7 +5,6 @@ package gpustate
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -21,6 +20,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
 )
 
 // softDir is where the software GPU is built.
@@ -82,7 +82,11 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 	t.Setenv("LD_LIBRARY_PATH", softDir) // the helper's as well
 	t.Setenv("PATH", softDir+":"+os.Getenv("PATH"))
 	t.Setenv("SOFTCUDA_DEV", dev)
-	port := strconv.Itoa(10240 + rand.IntN(21760)) // the kernel gives out higher ones alone
+	free, err := freeport.Row(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(free)
 	at := "127.0.0.1:" + port
 	cmd := exec.Command(filepath.Join(softDir, "gpuwork"), "pattern", "--bytes", bytes, "--port", port)
 	cmd.Stderr, cmd.Env = os.Stderr, append(os.Environ(), environment...)
@@ -94,7 +98,6 @@ func startWork(t *testing.T, bytes string, environment ...string) *work {
 		cmd.Wait()
 	})
 	w := &work{t: t, pid: cmd.Process.Pid}
-	var err error
 	if w.conn, err = net.Dial("udp", at); err != nil {
 		t.Fatal(err)
 	}
