@@ -58,8 +58,8 @@ type Options struct {
 	// Compression, and its Level as the zstd or gzip program counts; 0 is the fastest.
 	Compression Compression
 	Level       int
-	// Threads is how many layers are made at once, each on a processor and in about 10 MiB of
-	// memory; 0: one for each processor.
+	// Threads is how many layers are made at once, each on a processor and in about 20 MiB of memory, but those with
+	// CRIU's images and with writable files by up to eight; 0: one for each processor.
 	Threads int
 	// LayerBytes is what GPU state is cut into, a power of two from 64 MiB on; 0: as Previous, else
 	// by the size of the state, see docs/internals/format.md.

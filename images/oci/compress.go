@@ -46,16 +46,74 @@ func (c Compression) check(level int) error {
 	return nil
 }
 
-// writer compresses on the calling goroutine, so that its output depends on its input alone.
-func (c Compression) writer(w io.Writer, level int) (io.WriteCloser, error) {
+// writer compresses by so many processors. Its output depends on its input alone.
+func (c Compression) writer(w io.Writer, level, processors int) (io.WriteCloser, error) {
 	switch c {
 	case None:
 		return unclosed{w}, nil
 	case Gzip:
 		return gzip.NewWriterLevel(w, max(1, level))
 	}
-	return zstd.NewWriter(w, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(max(1, level))),
-		zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true))
+	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(max(1, level))),
+		zstd.WithEncoderConcurrency(processors), zstd.WithLowerEncoderMem(true))
+	return &frames{w: w, encoder: e, most: processors}, err
+}
+
+// frameBytes is what a frame of zstd holds at most: the window of the fastest level, so that little is lost.
+const frameBytes = 4 << 20
+
+// frames compresses into frames of zstd, one behind the other (RFC 8878, 3), several at once: zstd takes ten times as
+// long as to read and hash.
+type frames struct {
+	w       io.Writer
+	encoder *zstd.Encoder
+	most    int
+	block   []byte        // of the next frame
+	made    []chan []byte // the frames on their way, in order
+}
+
+func (f *frames) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		if len(f.block) == frameBytes {
+			if err := f.begin(); err != nil {
+				return n, err
+			}
+		}
+		part := p[n:min(len(p), n+frameBytes-len(f.block))]
+		f.block = append(f.block, part...)
+		n += len(part)
+	}
+	return n, nil
+}
+
+// begin has the block compressed, once there are few enough frames on their way.
+func (f *frames) begin() error {
+	if len(f.made) == f.most {
+		if err := f.end(); err != nil {
+			return err
+		}
+	}
+	block, made := f.block, make(chan []byte, 1)
+	go func() { made <- f.encoder.EncodeAll(block, nil) }()
+	f.made, f.block = append(f.made, made), make([]byte, 0, frameBytes)
+	return nil
+}
+
+// end writes the first frame on its way.
+func (f *frames) end() error {
+	frame := <-f.made[0]
+	f.made = f.made[1:]
+	_, err := f.w.Write(frame)
+	return err
+}
+
+// Close writes the rest.
+func (f *frames) Close() error {
+	err := f.begin()
+	for len(f.made) > 0 && err == nil {
+		err = f.end()
+	}
+	return err
 }
 
 type unclosed struct{ io.Writer }

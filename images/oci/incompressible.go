@@ -25,7 +25,7 @@ func worthwhile(files []entry) (_ bool, err error) {
 		total += f.len
 	}
 	taken, packed := 0, &counter{w: io.Discard}
-	z, err := Zstd.writer(packed, 1)
+	z, err := Zstd.writer(packed, 1, 1)
 	if err != nil {
 		return false, err
 	}

@@ -113,7 +113,7 @@ func BenchmarkLayer(b *testing.B) {
 		pack func(io.Writer) (io.WriteCloser, error)
 	}{
 		{"raw", func(w io.Writer) (io.WriteCloser, error) { return newRawWriter(w), nil }},
-		{"compressed", func(w io.Writer) (io.WriteCloser, error) { return Zstd.writer(w, 0) }},
+		{"compressed", func(w io.Writer) (io.WriteCloser, error) { return Zstd.writer(w, 0, 1) }},
 	} {
 		var layer bytes.Buffer
 		b.Run(c.name+"/make", func(b *testing.B) {

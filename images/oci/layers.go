@@ -74,7 +74,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	made := make([]*layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
 	g.SetLimit(b.Threads)
-	for i := range slices.Backward(plans) { // CRIU's layer takes longest, on one processor
+	for i := range slices.Backward(plans) { // CRIU's layer takes longest
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
 		g.Go(func() error {
 			if err := working.Err(); err != nil {
@@ -140,7 +140,7 @@ func (b *builder) anchor(ctx context.Context, layerBytes uint64, above []layer) 
 	if err != nil {
 		return nil, err
 	}
-	l, err := b.writeLayer(ctx, LayerAnchor, b.pack, func(w io.Writer) error {
+	l, err := b.writeLayer(ctx, LayerAnchor, b.pack(1), func(w io.Writer) error {
 		_, err := w.Write(data)
 		return err
 	})
@@ -209,7 +209,11 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			return &old, nil
 		}
 	}
-	pack := b.pack
+	processors := b.Threads
+	if p.kind == LayerGPU { // there are many
+		processors = 1
+	}
+	pack := b.pack(processors)
 	if b.Compression == Zstd && b.Level == 0 {
 		switch saves, err := worthwhile(p.entries); {
 		case err != nil:
@@ -228,8 +232,10 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	return l, nil
 }
 
-// pack compresses as the Options say.
-func (b *builder) pack(w io.Writer) (io.WriteCloser, error) { return b.Compression.writer(w, b.Level) }
+// pack compresses as the Options say, by so many processors. With more than eight, SHA-256 takes longer.
+func (b *builder) pack(processors int) func(io.Writer) (io.WriteCloser, error) {
+	return func(w io.Writer) (io.WriteCloser, error) { return b.Compression.writer(w, b.Level, min(processors, 8)) }
+}
 
 // writeLayer writes what fill writes, through pack, into a layer of the store. On an error nothing is
 // left.
@@ -324,7 +330,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, b.pack, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, b.pack(b.Threads), func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
