@@ -160,6 +160,10 @@ var List = []Program{
 		Annotations: withInterposer, GPU: 2, Host: 4, Limit: short,
 	},
 	{
+		Name: "profiler", What: "training under `torch.profiler`, which traces the GPU (CUPTI)", File: "profiler.py", Refused: []string{"profiler"},
+		WayRound: "end the profiler before", GPU: 2, Host: 6, Limit: short,
+	},
+	{
 		Name: "managed", What: "managed memory (`cudaMallocManaged`, UVM)", File: "managed.cu", Refused: []string{"managed memory"},
 		WayRound: "none: the driver refuses it; the interposer takes over allocations of up to 1 MiB", GPU: 2, Host: 4, Limit: short,
 	},
