@@ -133,7 +133,7 @@ func hint(op string, r Result) string {
 	case r == IllegalState:
 		return "the process is not in the state this step starts from"
 	case r == OperatingSystem:
-		return "the driver could not reach the process or a device: root is needed, in the process's namespaces or above"
+		return "the process has ended, or the driver cannot reach it or a device: root is needed, in its namespaces or above"
 	}
 	return ""
 }
