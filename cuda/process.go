@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -57,6 +58,21 @@ func HoldsDevice(pid int) (bool, error) {
 		return false, fmt.Errorf("look for GPUs in process %d: %w", pid, err)
 	}
 	return len(devices) > 0, nil
+}
+
+// UsesGraphics reports whether a process has a GPU mapped, and a library of NVIDIA's for graphics. NVML maps
+// no GPU, and a child that was forked after CUDA began has no such library.
+func UsesGraphics(pid int) (bool, error) {
+	library, device := false, false
+	_, err := proc.Maps(pid, func(m *proc.Mapping) bool {
+		library = library || strings.Contains(m.Path, "/libnvidia-gl") || strings.Contains(m.Path, "/libnvidia-egl")
+		device = device || strings.HasPrefix(m.Path, "/dev/nvidia")
+		return false
+	})
+	if err != nil && !proc.Ended(err) {
+		return false, fmt.Errorf("look for graphics in process %d: %w", pid, err)
+	}
+	return library && device, nil
 }
 
 // InheritsDevices reports whether every file /dev/nvidia* that a process has open is the very

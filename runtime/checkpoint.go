@@ -333,6 +333,9 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.gpu.Preflight(ctx, k.images.Path); err != nil {
 		return err
 	}
+	if err := k.c.gpu.RefuseGraphics(); err != nil {
+		return err
+	}
 	if err := execs.Refuse(execed(k.c)); err != nil {
 		return err
 	}
@@ -380,6 +383,9 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 	}
 	// A process may have come in past runc while the container was thawed.
 	if err := execs.Refuse(execed(k.c)); err != nil {
+		return 0, err
+	}
+	if err := k.c.gpu.RefuseGraphics(); err != nil {
 		return 0, err
 	}
 	if k.writer, err = k.c.gpu.Store(ctx, k.images.Path, !k.opts.Exit); err != nil {

@@ -33,7 +33,8 @@ func TestRefusals(t *testing.T) {
 		code    string
 		words   []string
 		// again is what a real driver says the second time, where that differs.
-		again []string
+		again    []string
+		software bool // the workload asks it of the software GPU
 	}{
 		{
 			name: "CRIU too old", workload: []string{"counter"},
@@ -54,6 +55,18 @@ func TestRefusals(t *testing.T) {
 			code: "FailedPrecondition", words: []string{"CUDA_ERROR_NOT_SUPPORTED", "managed memory"},
 			// Driver 580 gives its reason once only.
 			again: []string{"CUDA_ERROR_UNKNOWN", "has refused this process before"},
+		},
+		{
+			name: "profiler", workload: []string{"counter", "--with", "profile"}, software: true,
+			code: "FailedPrecondition", words: []string{"CUDA_ERROR_NOT_SUPPORTED", "a profiler may be at work", "managed memory"},
+		},
+		{
+			name: "graphics", workload: []string{"plain", "--with", "draw"}, software: true,
+			code: "FailedPrecondition", words: []string{"(gpuwork) uses a GPU for graphics (EGL, OpenGL, Vulkan)"},
+		},
+		{
+			name: "graphics and CUDA", workload: []string{"counter", "--with", "draw"}, software: true,
+			code: "FailedPrecondition", words: []string{"(gpuwork) uses a GPU for graphics (EGL, OpenGL, Vulkan)"},
 		},
 		{
 			name: "kernel that does not end", workload: []string{"spin"},
@@ -91,6 +104,9 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
+			if test.software && gpu.Kind != harness.SoftwareGPU {
+				t.Skip("of the software GPU")
+			}
 			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, test.workload...)
 			first := number(t, k.Answer(t, "count"))
 			var repair func()

@@ -159,7 +159,7 @@ static CUresult checkpoint(struct config *config)
 	char *to = NULL;
 
 	process_wait_for_forks();
-	if (memory_has_managed()) // unified memory
+	if (memory_has_managed() || profiled()) // unified memory
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct allocation *a = memory_first(); a; a = a->next)
 		bytes += a->kind == KIND_IMPORTED || a->kind == KIND_HOST ? 0 : a->bytes;

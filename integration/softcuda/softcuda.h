@@ -81,6 +81,9 @@ int gpus_usable(const struct config *config, struct gpu *gpus);
 // name that is none; all if it is not set.
 int gpus_chosen(struct gpu *gpus, int n);
 
+// profiled reports whether a profiler is at work in this process.
+bool profiled(void);
+
 // gpu_host_file makes a file for host memory, with a name in /proc as the real one has. -1 on error.
 int gpu_host_file(size_t bytes);
 // gpu_open opens a GPU's node, or nvidiactl for minor -1. -1 on error.

@@ -93,6 +93,20 @@ static void load(void)
 	CHECK(Init(0));
 }
 
+void gpu_with(const char *what)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	char name[64];
+	CUresult (*begin)(void);
+
+	snprintf(name, sizeof name, "softcuda_%s", what);
+	begin = (__typeof__(begin))symbol(library, name);
+	if (!begin())
+		return;
+	fprintf(stderr, "gpuwork: %s failed\n", name);
+	exit(1);
+}
+
 int gpu_count(void)
 {
 	int n;

@@ -19,6 +19,9 @@ struct gpu {
 // gpu_count loads the driver and counts the GPUs.
 int gpu_count(void);
 
+// gpu_with has the software GPU profile this program, or draw for it.
+void gpu_with(const char *what);
+
 // gpu_open makes GPU ordinal current for this thread and loads the kernels.
 struct gpu gpu_open(int ordinal);
 

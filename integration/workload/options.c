@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "gpu.h"
 #include "options.h"
 
 // number reads a decimal number with an optional K, M or G (powers of 1024).
@@ -134,6 +135,8 @@ struct options options_parse(char **args)
 			keep_unnamed(value);
 		else if (!strcmp(name, "--locks"))
 			keep_locks(value);
+		else if (!strcmp(name, "--with"))
+			gpu_with(value);
 		else if (!strcmp(name, "--hidden-lock"))
 			keep_hidden_lock(value);
 		else {

@@ -106,6 +106,8 @@ var causes = []cause{
 		"a process has as many files open as it may, and CRIU needs one more: raise its limit (ulimit -n), or close some"},
 	{[]string{"Message reply from daemon is trimmed"},
 		"a process has no descriptor left below its limit, and CRIU needs one, or it has ended: raise its limit (ulimit -n), or close files, and try again"},
+	{[]string{"POKEDATA failed", "Input/output error"},
+		"a program has a device mapped where CRIU puts its code, such as one that uses a GPU for graphics (EGL, OpenGL, Vulkan): end it before the checkpoint"},
 	{[]string{"has uprobes vma"},
 		"a tracer of the node has put breakpoints into the program (uprobes: bpftrace, a profiler), which CRIU cannot dump, also when the tracer has ended: end it, and start the container anew"},
 	{[]string{"has unreachable sharing"},

@@ -49,6 +49,7 @@ func TestFirstCause(t *testing.T) {
 		{name: "no room for a tmpfs", log: "Error (gpuckpt tmpfs): save the content of a tmpfs: write x.img: no space left on device\n", said: "Error (gpuckpt tmpfs)", means: "the images is full"},
 		// Of TestReasons are those that any machine shows.
 		{name: "uprobes", log: "Error (criu/proc_parse.c:614): PID 7 has uprobes vma. Consider using --allow-uprobes.\n", said: "Error", means: "a tracer of the node"},
+		{name: "graphics", log: "Error (compel/src/lib/ptrace.c:72): POKEDATA failed: Input/output error\n", said: "Error", means: "for graphics (EGL"},
 		{name: "shared mount", log: "Error (criu/mount.c:1093): mnt: Mount 7 ./v (master_id: 1 shared_id: 0) has unreachable sharing. Try --enable-external-masters.\n", said: "Error", means: "mount it rprivate"},
 		{name: "protocol", log: "Error (criu/sk-inet.c:137): inet: Unsupported proto 132 for socket 1f\n", said: "Error", means: "SCTP"},
 		{name: "namespace", log: "Error (criu/namespaces.c:460): Can't dump nested user namespace for 7\n", said: "Error", means: "a namespace of its own"},

@@ -250,6 +250,31 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 	return nil
 }
 
+// RefuseGraphics refuses a process that uses a GPU for graphics. CUDA processes have their GPUs mapped while
+// they are locked, and are looked at once the driver has checkpointed them: what they have then stays mapped.
+func (s *State) RefuseGraphics() error {
+	var pids []int
+	for _, b := range s.bystanders {
+		pids = append(pids, b.pid)
+	}
+	for _, p := range s.procs {
+		if s.phase != Locked {
+			pids = append(pids, p.PID.Host)
+		}
+	}
+	for _, pid := range pids {
+		draws, err := cuda.UsesGraphics(pid)
+		if err != nil {
+			return err
+		}
+		if draws {
+			return fmt.Errorf("process %s uses a GPU for graphics (EGL, OpenGL, Vulkan), which nobody can checkpoint: end it before the checkpoint, or have it draw without a GPU: %w",
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
+
 // sharesFrom is the first major version of the driver that restores GPU memory that processes share, for
 // programs started with cuda-checkpoint --launch-job. It refuses the others by itself.
 const sharesFrom = 610
