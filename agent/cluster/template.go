@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +25,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
+
+// retry is how long a Checkpoint of a template that has failed stays at least before another is made.
+const retry = time.Minute
 
 // templates has replicas continue from the checkpoint of the first one of their template that was ready.
 //
@@ -40,12 +45,15 @@ func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		return ctrl.Result{}, err
 	}
 	var failed []error
+	var next time.Duration
 	for i := range pods.Items {
 		if pod := &pods.Items[i]; replica(pod) && pod.DeletionTimestamp == nil {
-			failed = append(failed, client.IgnoreNotFound(r.replica(ctx, pod)))
+			wait, err := r.replica(ctx, pod)
+			failed = append(failed, client.IgnoreNotFound(err))
+			next = min(cmp.Or(next, wait), cmp.Or(wait, next)) // 0 is never
 		}
 	}
-	return ctrl.Result{}, errors.Join(failed...)
+	return ctrl.Result{RequeueAfter: next}, errors.Join(failed...)
 }
 
 // replica reports whether a pod is of a template that has the gate.
@@ -58,10 +66,10 @@ func gated(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
 }
 
-// replica does what is to be done with one pod.
-func (r *templates) replica(ctx context.Context, pod *corev1.Pod) error {
+// replica does what is to be done with one pod, and returns after how long it is looked at again; 0: never.
+func (r *templates) replica(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	if gated(pod) {
-		return r.admit(ctx, pod)
+		return 0, r.admit(ctx, pod)
 	}
 	given := given(pod)
 	if maps.Equal(images(pod), given) {
@@ -69,7 +77,7 @@ func (r *templates) replica(ctx context.Context, pod *corev1.Pod) error {
 	}
 	why := stuck(pod, given)
 	if why == "" {
-		return nil
+		return 0, nil
 	}
 	api.SetImages(&pod.Spec, given)
 	delete(pod.Annotations, api.RestoreAnnotation)
@@ -77,7 +85,7 @@ func (r *templates) replica(ctx context.Context, pod *corev1.Pod) error {
 	if err == nil {
 		r.events.Event(pod, corev1.EventTypeWarning, "StartsCold", api.Text("its checkpoint does not start: "+why))
 	}
-	return err
+	return 0, err
 }
 
 // admit removes a pod's gate. A pod whose template has a checkpoint gets the images of that checkpoint. On an
@@ -128,7 +136,7 @@ func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, fou
 	case err != nil:
 		return name, nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
 	case k.Status.Phase == api.Failed:
-		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: delete it to have another one made", name)
+		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, ever more seldom", name)
 	case k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil:
 		return name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", name)
 	case k.Status.Template != of:
@@ -139,18 +147,21 @@ func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, fou
 	return name, found, nil
 }
 
-// take has a replica that started cold checkpointed when it is ready, if none of its template was.
-func (r *templates) take(ctx context.Context, pod *corev1.Pod) error {
+// take has a replica that started cold checkpointed when it is ready, if none of its template was. If that
+// failed, it is tried again when the replica is twice as old as at the failure: ever more seldom.
+func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	of := template(pod)
 	if of == "" || !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
 	}) {
-		return nil
+		return 0, nil
 	}
 	owner, k := metav1.GetControllerOf(pod), &api.Checkpoint{}
 	key := client.ObjectKey{Namespace: pod.Namespace, Name: checkpointName(pod, of)}
-	if err := r.client.Get(ctx, key, k); !apierrors.IsNotFound(err) {
-		return err
+	if err := r.client.Get(ctx, key, k); err == nil {
+		return r.retake(ctx, pod, k)
+	} else if !apierrors.IsNotFound(err) {
+		return 0, err
 	}
 	// A ReplicaSet has the name of its Deployment, and behind it the template's.
 	family := map[string]string{api.TemplateLabel: api.Short(strings.TrimSuffix(owner.Name, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]))}
@@ -164,17 +175,34 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) error {
 	switch err := r.client.Create(ctx, k); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // no repository, or none that is allowed
 		r.events.Event(pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(err.Error()))
-		return nil
+		return 0, nil
 	case err != nil:
-		return client.IgnoreAlreadyExists(err)
+		return 0, client.IgnoreAlreadyExists(err)
 	}
 	r.events.Event(pod, corev1.EventTypeNormal, "CheckpointBegins", "it is the first of its template that is ready: "+key.Name)
 	var made api.CheckpointList
 	if err := r.direct.List(ctx, &made, client.InNamespace(key.Namespace), client.MatchingLabels(family)); err != nil {
-		return err
+		return 0, err
 	}
 	taken := slices.DeleteFunc(made.Items, func(k api.Checkpoint) bool { return k.Status.Template == "" }) // whoever makes one writes labels
-	return r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
+	return glance, r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
+}
+
+// retake deletes a template's Checkpoint that has failed, when a replica is to be checkpointed again.
+func (r *templates) retake(ctx context.Context, pod *corev1.Pod, k *api.Checkpoint) (time.Duration, error) {
+	switch {
+	case k.DeletionTimestamp != nil:
+		return again, nil
+	case !k.Status.Phase.Over():
+		return glance, nil
+	case k.Status.Phase == api.Succeeded:
+		return 0, nil
+	}
+	ended := cmp.Or(k.Status.CompletionTime, &k.CreationTimestamp).Time
+	if left := max(ended.Sub(pod.CreationTimestamp.Time), retry) - r.now().Sub(ended); left > 0 {
+		return left, nil
+	}
+	return again, client.IgnoreNotFound(r.client.Delete(ctx, k, client.Preconditions{UID: &k.UID}))
 }
 
 // stuck returns why a pod does not start from its checkpoint, or "".

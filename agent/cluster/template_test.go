@@ -183,7 +183,7 @@ func TestAnotherTemplate(t *testing.T) {
 		"other arguments":               {pod: func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--model=b"} }, why: "no checkpoint of its template"},
 		"another image":                 {pod: func(p *corev1.Pod) { p.Spec.InitContainers[0].Image = "init:2" }, why: "no checkpoint of its template"},
 		"another volume":                {pod: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].Name = "b" }, why: "no checkpoint of its template"},
-		"failed":                        {taken: func(c *api.Checkpoint) { c.Status.Phase = api.Failed }, why: "has failed: delete it"},
+		"failed":                        {taken: func(c *api.Checkpoint) { c.Status.Phase = api.Failed }, why: "has failed: it is made again"},
 		"forged":                        {taken: func(c *api.Checkpoint) { c.Status.Template = strings.Repeat("0", 64) }, why: "of another template"},
 		"of no replica":                 {taken: func(c *api.Checkpoint) { c.Status.Template = "" }, why: "of another template"},
 		"without one of its containers": {taken: func(c *api.Checkpoint) { c.Status.Containers[0].Name = "init" }, why: "lacks the container main"},
@@ -213,6 +213,78 @@ func TestAnotherTemplate(t *testing.T) {
 				t.Errorf("it has %s, and the event is %q, want %q", state(later), e, c.why)
 			}
 		})
+	}
+}
+
+// A checkpoint that failed is made again when its replica is twice as old, or a later one is ready, and never
+// at once. One that succeeded is left alone.
+func TestTemplateAgain(t *testing.T) {
+	k := newTest(t)
+	born := func(name string) *corev1.Pod {
+		pod := made(name)
+		pod.CreationTimestamp = metav1.NewTime(k.clock)
+		return pod
+	}
+	fails := func(c *api.Checkpoint) {
+		now := metav1.NewTime(k.clock)
+		c.Status.Phase, c.Status.CompletionTime = api.Failed, &now
+		k.must(k.client.Status().Update(t.Context(), c))
+	}
+	// later has time pass, and reports whether the Checkpoint was made again.
+	later := func(d time.Duration) bool {
+		t.Helper()
+		k.clock = k.clock.Add(d)
+		k.look()
+		c := k.taken()
+		if c.DeletionTimestamp == nil {
+			return c.Status.Phase == ""
+		}
+		c.Finalizers = nil // as the pruner does
+		k.must(k.client.Update(t.Context(), c))
+		k.look()
+		return k.taken().Status.Phase == ""
+	}
+	k.ready(k.comes(born("first")))
+	k.clock = k.clock.Add(10 * time.Minute)
+	fails(k.taken())
+	if later(9 * time.Minute) {
+		t.Error("the first one is checkpointed again too soon")
+	}
+	if !later(time.Minute) {
+		t.Error("the first one is not checkpointed again")
+	}
+	fails(k.taken())
+	k.ready(k.comes(born("second")))
+	if later(retry - time.Second) {
+		t.Error("with a second one it is made again at once")
+	}
+	if !later(time.Second) {
+		t.Error("with a second one it is not made again")
+	}
+	k.succeeds(k.taken())
+	if later(24 * time.Hour) {
+		t.Error("one that succeeded is made again")
+	}
+}
+
+// While a checkpoint runs or is to be made again, its namespace is looked at again without a change of a pod.
+func TestTemplateLooksAgain(t *testing.T) {
+	k := newTest(t)
+	for i, want := range []time.Duration{0, glance, retry, 0} {
+		if i == 1 {
+			pod := made("first")
+			pod.CreationTimestamp = metav1.NewTime(k.clock)
+			k.ready(k.comes(pod))
+		}
+		if i > 1 {
+			now, c := metav1.NewTime(k.clock), k.taken()
+			c.Status.Phase, c.Status.CompletionTime = []api.Phase{api.Failed, api.Succeeded}[i-2], &now
+			k.must(k.client.Status().Update(t.Context(), c))
+		}
+		result, err := (&templates{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns"}})
+		if err != nil || result.RequeueAfter != want {
+			t.Errorf("step %d: after %s, %v, want %s", i, result.RequeueAfter, err, want)
+		}
 	}
 }
 
