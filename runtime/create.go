@@ -33,6 +33,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
+	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
@@ -60,6 +61,7 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		if resp, err = k.run(ctx); err == nil {
 			log.G(ctx).WithError(why).Warn("the image is not restored here: the container starts afresh")
 			s.announce.Afresh(ctx, r.ID, began, why)
+			k.noteAfresh(ctx, began, why)
 			return resp, nil
 		}
 		err = fmt.Errorf("%w; nor does it start afresh: %w", why, err)
@@ -96,6 +98,17 @@ func (k *creating) fallsBack(ctx context.Context) bool {
 	}
 	_, err := k.c.config()
 	return err == nil
+}
+
+// noteAfresh adds a start from the beginning to the node's log of operations, and why it was no restore.
+func (k *creating) noteAfresh(ctx context.Context, began time.Time, why error) {
+	view, err := k.c.config()
+	if err == nil && view.LogDir != "" {
+		err = oplog.Append(view.LogDir, oplog.Entry{Operation: "restore", Namespace: k.c.namespace, Container: k.c.id, Began: began.UTC(), Took: time.Since(began), Error: why.Error()})
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("note that the container starts afresh")
+	}
 }
 
 // run takes the steps. Nothing of the container exists before the last one.

@@ -39,12 +39,16 @@ func TestReport(t *testing.T) {
 		t.Error(ps)
 	}
 	keep(t, "ps-suspended.txt", ps)
+	allowed := c.Configured(t, "[restore]\npolicy = \"never\"")
+	start(t, c, harness.RunSpec{ID: "cold", Image: again, Annotations: map[string]string{"dev.gpuckpt.restore": "prefer"}}, "counter").Expect(t, "count", "101")
+	allowed()
 
 	state := filepath.Join(c.Bundle("job"), "../../..")
 	text := gpuckpt(t, c, "metrics", "--state", state)
 	for _, line := range []string{
 		`gpuckpt_operations_total{operation="checkpoint",outcome="success"} 2`,
 		`gpuckpt_operations_total{operation="restore",outcome="success"} 1`,
+		`gpuckpt_operations_total{operation="restore",outcome="afresh"} 1`,
 		`gpuckpt_operations_total{operation="suspend",outcome="success"} 2`,
 		`gpuckpt_failures_total{operation="checkpoint",step="`,
 		`gpuckpt_phase_seconds_count{operation="checkpoint",phase="dump"} 2`,
@@ -57,8 +61,11 @@ func TestReport(t *testing.T) {
 	}
 	keep(t, "metrics.prom", text)
 	all := asJSON[[]oplog.Entry](t, c, "report")
-	if len(all) != 7 || all[0].Operation != "checkpoint" || all[0].Namespace != c.Namespace() || all[4].Operation != "restore" || all[5].Container != "refused" || all[5].Failed == "" {
+	if len(all) != 8 || all[0].Operation != "checkpoint" || all[0].Namespace != c.Namespace() || all[4].Operation != "restore" || all[5].Container != "refused" || all[5].Failed == "" || all[7].Container != "cold" || !all[7].Afresh() {
 		t.Errorf("%+v", all)
+	}
+	if list := gpuckpt(t, c, "report", "cold"); !strings.Contains(list, "started afresh: ") || !strings.Contains(list, "this node allows none") {
+		t.Error(list)
 	}
 	if list := gpuckpt(t, c, "report", "refused"); !strings.Contains(list, "failed: ") || strings.Contains(list, "suspend") {
 		t.Error(list)

@@ -94,7 +94,9 @@ func words(found []oplog.Entry, now time.Time) string {
 	fmt.Fprintln(w, "WHEN\tNAMESPACE\tCONTAINER\tOPERATION\tTOOK\tRESULT")
 	for _, e := range found {
 		result := "done"
-		if e.Failed != "" {
+		if e.Afresh() {
+			result = "started afresh: " + strings.ReplaceAll(e.Error, "\n", " ")
+		} else if e.Failed != "" {
 			result = e.Failed + " failed: " + strings.ReplaceAll(e.Error, "\n", " ")
 		}
 		fmt.Fprintf(w, "%s ago\t%s\t%s\t%s\t%s\t%s\n", units.HumanDuration(now.Sub(e.Began)), e.Namespace, e.Container, e.Operation, e.Took.Round(time.Millisecond), result)

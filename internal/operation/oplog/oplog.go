@@ -42,7 +42,8 @@ type Entry struct {
 	// Took is the whole, in nanoseconds.
 	Took   time.Duration  `json:"tookNs"`
 	Phases []images.Phase `json:"phases"`
-	// Failed is the step that failed, "" if none did; Error what it said.
+	// Failed is the step that failed, "" if none did; Error what it said. An error without a step is why a
+	// container started afresh that would rather have been restored.
 	Failed string `json:"failed,omitempty"`
 	Error  string `json:"error,omitempty"`
 }
@@ -51,6 +52,9 @@ type Entry struct {
 func (e Entry) Suspended() bool {
 	return e.Operation == "suspend" && e.Failed == "" || e.Operation == "resume" && e.Failed != ""
 }
+
+// Afresh reports whether the container started from the beginning instead of being restored.
+func (e Entry) Afresh() bool { return e.Failed == "" && e.Error != "" }
 
 // Append adds an entry to the log of operations in a directory, which it makes if there is none.
 func Append(dir string, e Entry) (err error) {

@@ -51,7 +51,7 @@ func New(state string) *Collector {
 	}
 	c := &Collector{
 		bundles:    filepath.Join(state, "io.containerd.runtime.v2.task", "*", "*"),
-		operations: counter("gpuckpt_operations_total", "Operations that are over: checkpoint, restore, suspend, resume.", "operation", "outcome"),
+		operations: counter("gpuckpt_operations_total", "Operations that are over: checkpoint, restore, suspend, resume. The outcome is success, failure, or afresh: started from the beginning instead.", "operation", "outcome"),
 		failures:   counter("gpuckpt_failures_total", "Operations that failed, by the step that did.", "operation", "step"),
 		bytes:      counter("gpuckpt_bytes_total", "Bytes that steps moved.", "operation", "phase"),
 		operation: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -67,6 +67,7 @@ func New(state string) *Collector {
 		gpus:       prometheus.NewDesc("gpuckpt_suspended_gpus", "GPUs that suspended containers have left; a GPU that two have left counts twice.", nil, nil),
 	}
 	c.build.WithLabelValues(version.Short()).Set(1)
+	c.operations.WithLabelValues("restore", "afresh")
 	for _, operation := range known {
 		c.operations.WithLabelValues(operation, "success")
 		c.operations.WithLabelValues(operation, "failure")
@@ -78,7 +79,9 @@ func New(state string) *Collector {
 // Add counts operations.
 func (c *Collector) Add(entries []oplog.Entry) {
 	for _, e := range entries {
-		if e.Failed != "" {
+		if e.Afresh() {
+			c.operations.WithLabelValues(e.Operation, "afresh").Inc()
+		} else if e.Failed != "" {
 			c.operations.WithLabelValues(e.Operation, "failure").Inc()
 			c.failures.WithLabelValues(e.Operation, e.Failed).Inc()
 		} else {

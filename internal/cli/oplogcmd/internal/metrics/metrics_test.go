@@ -42,6 +42,7 @@ func TestCollector(t *testing.T) {
 	c.Add([]oplog.Entry{
 		{Operation: "checkpoint", Began: time.Unix(1000, 0), Took: 3 * time.Second, Phases: []images.Phase{dump}},
 		{Operation: "checkpoint", Took: time.Second, Phases: []images.Phase{dump}, Failed: "dump", Error: "disk full"},
+		{Operation: "restore", Took: time.Second, Error: "another driver"},
 	})
 	registry := prometheus.NewPedanticRegistry()
 	if err := registry.Register(c); err != nil {
@@ -59,6 +60,9 @@ func TestCollector(t *testing.T) {
 		`gpuckpt_phase_seconds_count{operation="checkpoint",phase="dump"} 2`,
 		`gpuckpt_last_success_timestamp_seconds{operation="checkpoint"} 1003`,
 		`gpuckpt_operations_total{operation="restore",outcome="failure"} 0`,
+		`gpuckpt_operations_total{operation="restore",outcome="success"} 0`,
+		`gpuckpt_operations_total{operation="restore",outcome="afresh"} 1`,
+		`gpuckpt_operation_seconds_count{operation="restore"} 0`,
 		`gpuckpt_operation_seconds_count{operation="resume"} 0`,
 		`gpuckpt_build_info{version="` + version.Short() + `"} 1`,
 		`gpuckpt_suspended_containers 2`,
