@@ -122,8 +122,10 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		}
 		if made != nil {
 			k.Status.Stage = api.Pushing
+		} else {
+			k.Status.Percent = 0
 		}
-		k.Status.Restarts, k.Status.Bytes, k.Status.Percent, k.Status.Containers = k.Status.Restarts+1, 0, 0, nil
+		k.Status.Restarts, k.Status.Bytes, k.Status.Containers = k.Status.Restarts+1, 0, nil
 	} else {
 		k.Status.StartTime = &began
 	}
@@ -275,9 +277,10 @@ func (c *controller) checkpointed(ctx context.Context, pod types.UID, bytes int6
 	_ = c.client.Status().Update(ctx, &k)
 }
 
-// pushing returns what notes how far the push of a Checkpoint is, as checkpointed does.
+// pushing returns what notes how far the push of a Checkpoint is, as checkpointed does. It is no less than
+// what an agent that is gone has noted.
 func (c *controller) pushing(ctx context.Context, k *api.Checkpoint) func(done, total uint64) {
-	key, told := client.ObjectKeyFromObject(k), c.now()
+	key, told, before := client.ObjectKeyFromObject(k), c.now(), k.Status.Percent
 	return func(done, total uint64) {
 		var k api.Checkpoint
 		if total == 0 || c.now().Sub(told) < percentEvery {
@@ -289,7 +292,7 @@ func (c *controller) pushing(ctx context.Context, k *api.Checkpoint) func(done, 
 		if c.direct.Get(ctx, key, &k) != nil || k.Status.Phase != api.Running || k.Status.Stage != api.Pushing {
 			return
 		}
-		k.Status.Percent = int32(min(done, total) * 100 / total)
+		k.Status.Percent = max(before, int32(min(done, total)*100/total))
 		_ = c.client.Status().Update(ctx, &k)
 	}
 }

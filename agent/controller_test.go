@@ -662,3 +662,46 @@ func TestAwayForAMoment(t *testing.T) {
 		})
 	}
 }
+
+// teller is a worker whose pushes tell how far they are.
+type teller struct {
+	*diary
+	tells func(progress func(done, total uint64))
+}
+
+func (p teller) Push(ctx context.Context, w node.Wanted, made []node.Captured) {
+	p.tells(w.Progress)
+	p.diary.Push(ctx, w, made)
+}
+
+// An agent that pushes what another one has left says no less than that one said.
+func TestPercentAfterARestart(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	k := &api.Checkpoint{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"},
+		Status: api.Status{Node: "here", PodUID: "1", Phase: api.Running, Stage: api.Pushing, Percent: 60},
+	}
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k).Build()
+	var seen []int32
+	now := time.Now()
+	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: func() time.Time { return now }}
+	r.work = teller{&diary{taken: []string{"1"}}, func(far func(done, total uint64)) {
+		for done := range uint64(3) {
+			now = now.Add(percentEvery)
+			far(done+1, 4)
+			if err := cluster.Get(t.Context(), client.ObjectKeyFromObject(k), k); err != nil {
+				t.Fatal(err)
+			}
+			seen = append(seen, k.Status.Percent)
+		}
+	}}
+	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)}); err != nil {
+		t.Fatal(err)
+	}
+	if want := []int32{60, 60, 75}; !slices.Equal(seen, want) {
+		t.Errorf("seen were %d, want %d", seen, want)
+	}
+}

@@ -98,10 +98,23 @@ func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
 	return made.Containers, nil
 }
 
-// Push pushes those images of a checkpoint that are not pushed, and notes what came of it.
+// Push pushes those images of a checkpoint that are not pushed, and notes what came of it. Its progress is
+// that of all images, by their bytes.
 func (n Node) Push(ctx context.Context, w Wanted, made []Captured) {
+	var before, all float64
+	for _, m := range made {
+		all += float64(m.Bytes)
+	}
+	tell := w.Progress
 	for i := range made {
 		m := &made[i]
+		if tell != nil {
+			begun := before
+			w.Progress = func(done, total uint64) {
+				tell(uint64(begun+float64(m.Bytes)*float64(done)/float64(max(total, done, 1))), uint64(all))
+			}
+		}
+		before += float64(m.Bytes)
 		if m.Push != nil {
 			continue
 		}

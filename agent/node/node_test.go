@@ -102,3 +102,19 @@ esac
 		t.Errorf("%s, %v", text, err)
 	}
 }
+
+// Images that are pushed one after the other have one progress, which never goes back.
+func TestPushProgress(t *testing.T) {
+	n := standIn(t, `case "$ALL" in *ours:2-b*) exit 1;; esac
+for l in '{"step":"push"}' '{"step":"push","done":1,"total":2}' '{"step":"push","done":2,"total":2}'; do echo "$l" >&2; done
+echo '{}'
+`)
+	w, far := wanted, ""
+	w.Progress = func(done, total uint64) { far += fmt.Sprintf(" %d/%d", done, total) }
+	n.Push(t.Context(), w, []Captured{
+		{Image: "ours:2-a", Bytes: 20}, {Image: "ours:2-b", Bytes: 100}, {Image: "ours:2-c", Bytes: 40, Push: &Pushed{}}, {Image: "ours:2-d", Bytes: 60},
+	})
+	if far != " 0/220 10/220 20/220 160/220 190/220 220/220" {
+		t.Errorf("the pushes were at%s", far)
+	}
+}
