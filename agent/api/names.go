@@ -41,6 +41,8 @@ const (
 	Gate = "gpuckpt.dev/checkpoint"
 	// ImagesAnnotation of a replica has the images that its template has, by the names of the containers.
 	ImagesAnnotation = "gpuckpt.dev/images"
+	// Refused of a pod that ends says why it ends without a checkpoint, though it has the annotations for one.
+	Refused = "gpuckpt.dev/refused"
 	// TemplateLabel of a Checkpoint has the name of what owns the replicas that it was made for.
 	TemplateLabel = "gpuckpt.dev/template"
 	// ImageFinalizer of a Checkpoint has its images deleted in the registry before it goes.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -35,6 +36,12 @@ type cluster struct {
 	direct client.Reader
 	events record.EventRecorder
 	now    func() time.Time
+}
+
+// refuse notes that a pod ends without a checkpoint, which its preStop hook waits for.
+func (c cluster) refuse(ctx context.Context, pod *corev1.Pod, why string) error {
+	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, api.Refused, why)
+	return client.IgnoreNotFound(c.client.Update(ctx, pod))
 }
 
 // Options are what it is told.

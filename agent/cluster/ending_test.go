@@ -4,14 +4,20 @@
 package cluster
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
@@ -85,5 +91,50 @@ func TestEnding(t *testing.T) {
 				t.Errorf("%d events, want %d", len(k.events.Events), want)
 			}
 		})
+	}
+}
+
+// A pod that ends says that it may not be checkpointed, whether its Checkpoint, its Migration or the
+// Checkpoint of that is refused: its preStop hook waits for no more. One that may run on is asked for again.
+func TestEndingRefused(t *testing.T) {
+	for _, c := range []struct {
+		what, refused string
+		deleted       bool
+		says          bool
+	}{
+		{"checkpoint", "Checkpoint", true, true},
+		{"migrate", "Migration", true, true},
+		{"migrate", "Checkpoint", true, true},
+		{"checkpoint", "Checkpoint", false, false},
+		{"checkpoint", "Migration", true, false},
+	} {
+		pod := running("job", "here")
+		pod.Annotations = map[string]string{api.OnEviction: c.what, api.Repository: "r/job"}
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
+		if c.deleted {
+			at := metav1.NewTime(start.Add(time.Minute))
+			pod.DeletionTimestamp, pod.Finalizers = &at, []string{"t/t"}
+		}
+		k := newTest(t, pod)
+		k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
+			Create: func(ctx context.Context, to client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+				_, checkpoint := o.(*api.Checkpoint)
+				_, migration := o.(*api.Migration)
+				if checkpoint && c.refused == "Checkpoint" || migration && c.refused == "Migration" {
+					return apierrors.NewForbidden(schema.GroupResource{}, o.GetName(), errors.New("no such repository"))
+				}
+				return to.Create(ctx, o, opts...)
+			},
+		})
+		for range 3 {
+			_, err := (&endings{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(pod)})
+			k.must(err)
+			_, err = (&migrations{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "job-12345678"}})
+			k.must(err)
+		}
+		k.get("job", pod)
+		if why := pod.Annotations[api.Refused]; strings.Contains(why, "no such repository") != c.says {
+			t.Errorf("%s, and a %s is refused: the pod says %q", c.what, c.refused, why)
+		}
 	}
 }

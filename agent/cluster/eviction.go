@@ -28,7 +28,7 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	what := api.Ending(&pod)
-	if what == "" || pod.Spec.NodeName == "" {
+	if what == "" || pod.Spec.NodeName == "" || pod.Annotations[api.Refused] != "" {
 		return ctrl.Result{}, nil
 	}
 	made := metav1.ObjectMeta{
@@ -49,8 +49,12 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	case apierrors.IsAlreadyExists(err):
 		return ctrl.Result{}, nil
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err): // no repository, or none that is one
-		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(fmt.Sprintf("it ends without a checkpoint: %v", err)))
-		return ctrl.Result{}, nil
+		why := api.Text(fmt.Sprintf("it ends without a checkpoint: %v", err))
+		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", why)
+		if pod.DeletionTimestamp == nil { // it may run on, and be allowed one when it ends
+			return ctrl.Result{}, nil
+		}
+		return ctrl.Result{}, r.refuse(ctx, &pod, why)
 	case err != nil:
 		return ctrl.Result{}, err
 	}

@@ -76,7 +76,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		if !ok {
 			return ctrl.Result{}, err
 		}
-		if err := r.undo(ctx, &m); err != nil {
+		if err := errors.Join(r.undo(ctx, &m), r.unhook(ctx, &m, f)); err != nil {
 			return ctrl.Result{}, err
 		}
 		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.reason, f.Error()
@@ -325,6 +325,16 @@ func (r *migrations) remove(ctx context.Context, old *corev1.Pod, gone bool) err
 		return fmt.Errorf("delete the old pod: %w", err)
 	}
 	return errWait
+}
+
+// unhook has the preStop hook of a pod that ends wait no longer for the Checkpoint of its Migration.
+func (r *migrations) unhook(ctx context.Context, m *api.Migration, why error) error {
+	var old corev1.Pod
+	err := r.pod(ctx, m, m.Spec.Pod, &old)
+	if err != nil || m.Name != api.EvictionName(old.Name, string(old.UID)) || meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil {
+		return client.IgnoreNotFound(err)
+	}
+	return r.refuse(ctx, &old, api.Text(why.Error()))
 }
 
 // undo deletes the new pod, if it is this Migration's. When the old one ends or is gone, the new one

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -116,7 +117,7 @@ func hooked(pod *corev1.Pod, path string) bool {
 	return false
 }
 
-// checkpointed waits until the Checkpoint of a pod is over.
+// checkpointed waits until the Checkpoint of a pod is over, or the controller says that none is made.
 func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 	key := client.ObjectKey{Namespace: pod.Namespace, Name: api.EvictionName(pod.Name, string(pod.UID))}
 	for {
@@ -134,6 +135,10 @@ func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 				why = c.Message
 			}
 			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, why)
+		}
+		var now corev1.Pod
+		if apierrors.IsNotFound(err) && s.Cluster.Get(ctx, client.ObjectKeyFromObject(pod), &now) == nil && now.Annotations[api.Refused] != "" {
+			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, now.Annotations[api.Refused])
 		}
 		if err := pause(ctx); err != nil {
 			return err

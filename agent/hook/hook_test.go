@@ -65,10 +65,12 @@ func TestHook(t *testing.T) {
 		phase      api.Phase
 		code       int
 		waits      bool
+		asks       int   // for the Checkpoint and the pod, if it does not wait
 		away       error // of the API server, at first
 	}{
 		{name: "succeeds", phase: api.Succeeded, code: http.StatusOK, waits: true},
 		{name: "fails", phase: api.Failed, code: http.StatusInternalServerError, waits: true},
+		{name: "is refused", phase: api.Failed, code: http.StatusInternalServerError, asks: 2, change: func(p *corev1.Pod) { p.Annotations[api.Refused] = "broken" }},
 		{name: "the API server is away", phase: api.Succeeded, code: http.StatusOK, waits: true, away: syscall.ECONNREFUSED},
 		{name: "the API server refuses", code: http.StatusInternalServerError, away: apierrors.NewForbidden(corev1.Resource("pods"), "", nil)},
 		{name: "deleted", change: func(p *corev1.Pod) { p.Status.Conditions = nil }, code: http.StatusOK},
@@ -141,10 +143,11 @@ func TestHook(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			asked := 0
 			for done := false; !done; {
 				select {
 				case <-cluster.asked:
-					if !c.waits {
+					if asked++; !c.waits && asked > c.asks {
 						t.Fatal("it waits for a Checkpoint")
 					}
 				case err := <-answered:

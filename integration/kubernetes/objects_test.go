@@ -697,6 +697,13 @@ func (k objects) testEviction(t *testing.T) {
 	expect(t, moved, counterPort, "102")
 	k.event(t, "Pod", "evicted", "CheckpointBegins")
 
+	// One that may not be checkpointed does not wait for its grace period.
+	c = k.ending("migrate", 600)
+	c.annotations["gpuckpt.dev/repository"], c.meta = "elsewhere.test/evicted", map[string]any{"labels": map[string]string{"app": "unwelcome"}}
+	apply(t, k.n, "unwelcome", c)
+	k.kubectl(t, "drain", k.n.Name(), "--pod-selector=app=unwelcome", "--force", "--timeout=300s")
+	k.event(t, "Pod", "unwelcome", "CheckpointRefused")
+
 	if gpu.Kind != harness.SoftwareGPU {
 		return // no other is slow when told to
 	}
