@@ -204,6 +204,7 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 	if err := errors.Join(os.RemoveAll(o.at(agentKeys)), os.Remove(o.at(o.Record))); err != nil {
 		return result, err
 	}
+	o.removeEmpty()
 	for _, dir := range slices.Backward(old.Dirs) { // the innermost first
 		_ = os.Remove(o.at(dir)) // others may have put files there
 	}
@@ -211,6 +212,21 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 		_ = os.Remove(o.at(filepath.Join(hierarchy, config.Default().Staging.Cgroup))) // it stays while somebody is in it
 	}
 	return result, nil
+}
+
+// removeEmpty removes the directories that shims have made where nothing is left in them, and what they have
+// remembered of CRIU until the next boot.
+func (o Options) removeEmpty() {
+	for _, file := range []string{"/run/gpuckpt/criu", "/run/gpuckpt/network-lock"} {
+		_ = os.Remove(o.at(file))
+	}
+	records := config.Default().StateDir
+	for _, pattern := range []string{records + "/*", records, "/var/lib/gpuckpt/checkpoints", "/run/gpuckpt/quota/*", "/run/gpuckpt/quota", "/run/gpuckpt"} {
+		dirs, _ := filepath.Glob(o.at(pattern))
+		for _, dir := range dirs {
+			_ = syscall.Rmdir(dir) // which leaves files, and directories that have any
+		}
+	}
 }
 
 func wrap(err *error, doing string) {

@@ -88,6 +88,7 @@ func TestPrograms(t *testing.T) {
 	put(t, filepath.Join(root, "usr/local/bin/other"), "another's", 0o755)
 	cgroups := filepath.Join(root, "sys/fs/cgroup/memory")
 	put(t, filepath.Join(cgroups, "cgroup.procs"), "", 0o644)
+	put(t, filepath.Join(root, "run/other"), "", 0o644)
 	before := tree(t, root)
 	o := Options{Root: root, Source: release(t, "1", "lib/gpuckpt/old.so"), WithoutContainerd: true}
 	r, err := Install(t.Context(), o)
@@ -121,8 +122,13 @@ func TestPrograms(t *testing.T) {
 			t.Errorf("who runs the shim has %q of it, %v", data, err)
 		}
 	}
-	if err := os.Mkdir(filepath.Join(cgroups, "gpuckpt"), 0o755); err != nil { // which the first checkpoint makes
-		t.Fatal(err)
+	// What the first checkpoint makes.
+	put(t, filepath.Join(root, "run/gpuckpt/criu"), "", 0o600)
+	put(t, filepath.Join(root, "run/gpuckpt/network-lock"), "", 0o600)
+	for _, dir := range []string{"sys/fs/cgroup/memory/gpuckpt", "run/gpuckpt/quota/memory:gpuckpt", "var/lib/gpuckpt/records/k8s.io", "var/lib/gpuckpt/checkpoints"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := Uninstall(t.Context(), o); err != nil {
 		t.Error(err)
@@ -134,6 +140,32 @@ func TestPrograms(t *testing.T) {
 }
 
 // Where a prefix cannot be written the next one is taken.
+// What shims have left something in stays, all else of theirs goes.
+func TestLeft(t *testing.T) {
+	root := t.TempDir()
+	o := Options{Root: root, Source: release(t, "1"), WithoutContainerd: true, Prefix: "/opt"}
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(root, "var/lib/gpuckpt/records/default/job.json"), "{}", 0o600)
+	put(t, filepath.Join(root, "var/lib/gpuckpt/records/stray"), "", 0o600)
+	put(t, filepath.Join(root, "var/lib/gpuckpt/checkpoints/1/inventory.img"), "", 0o600)
+	put(t, filepath.Join(root, "run/gpuckpt/quota/memory:gpuckpt/claim-1"), "", 0o600)
+	want := tree(t, root)
+	for path := range want {
+		if strings.HasPrefix(path, "/opt") || strings.HasSuffix(path, "installed.json") {
+			delete(want, path)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(root, "var/lib/gpuckpt/records/k8s.io"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Uninstall(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	same(t, "uninstalled", tree(t, root), want)
+}
+
 func TestPrefix(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, "usr/local"), "no directory", 0o600) // as a file system that is read-only
