@@ -71,7 +71,7 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 		s.announce.Flush(flushWithin)
 	}
 	k.c.restore.close()
-	k.c.removeRestoreDir(ctx)
+	k.c.removeRestoreDir(ctx).Free(func() {})
 	return nil, toGRPC(err)
 }
 
@@ -299,16 +299,17 @@ func (c *container) prepareGPU(ctx context.Context, view config.View, found *ima
 	return err
 }
 
-// removeRestoreDir removes what containerd unpacked for this restore.
-func (c *container) removeRestoreDir(ctx context.Context) {
+// removeRestoreDir removes what containerd unpacked for this restore. The caller frees its room.
+func (c *container) removeRestoreDir(ctx context.Context) (removed imagedir.Removed) {
 	if c.restore == nil || !c.restore.unpacked {
-		return
+		return nil
 	}
-	if err := imagedir.RemoveUnpacked(c.bundle); err != nil {
+	removed, err := imagedir.RemoveUnpacked(c.bundle)
+	if err != nil {
 		log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
-		return
 	}
-	c.restore.unpacked = false
+	c.restore.unpacked = err != nil
+	return removed
 }
 
 // Delete removes a container or an exec'd process, and with a container all
@@ -332,7 +333,7 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 	c.restore.close()
 	c.gpu.Forget()
 	c.removeSpill(ctx)
-	c.removeRestoreDir(ctx)
+	c.removeRestoreDir(ctx).Free(func() {})
 	c.journal.End(ctx, "", nil)
 	return resp, nil
 }

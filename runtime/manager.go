@@ -58,7 +58,7 @@ func (m shimManager) Stop(ctx context.Context, id string) (shim.StopStatus, erro
 		log.G(ctx).WithError(err).Warn("read the runtime's options")
 	}
 	recovery.BeforeDelete(ctx, bundle, cmp.Or(opts.GetCriuWorkPath(), filepath.Join(bundle, "work")), host.RuncState(opts.GetRoot(), namespace, id))
-	if err := imagedir.RemoveUnpacked(bundle); err != nil {
+	if _, err := imagedir.RemoveUnpacked(bundle); err != nil {
 		log.G(ctx).WithError(err).Warn("remove the unpacked checkpoint")
 	}
 	status, err := m.Shim.Stop(ctx, id)

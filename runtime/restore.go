@@ -99,7 +99,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging); err != nil {
 		return nil, err
 	}
-	defer k.turn.Give()
+	var removed imagedir.Removed // whose memory is part of the turn
+	defer func() { removed.Free(k.turn.Give) }()
 	rec := journal.Record{Operation: "restore", Work: c.workDir, RuncState: c.runcState}
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir
@@ -113,7 +114,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	defer func() { q.Save(context.WithoutCancel(ctx), c.bundle) }()
-	defer c.removeRestoreDir(context.WithoutCancel(ctx))
+	defer func() { removed = c.removeRestoreDir(context.WithoutCancel(ctx)) }()
 	defer c.restore.close()
 	defer func() { k.from.Close() }()
 	if err := c.restore.reopen(); err != nil {

@@ -46,18 +46,48 @@ func NoteUnpacked(bundle, dir string) error {
 	return nil
 }
 
+// large is the size of files whose room takes the kernel more than a moment to free.
+const large = 64 << 20
+
+// Removed are large files that have no name any more. They take their room until they are closed, or this process
+// ends.
+type Removed []*os.File
+
+// Free frees the room, and calls then. Nobody waits for it: 8 GB in memory take a second.
+func (r Removed) Free(then func()) {
+	if len(r) == 0 {
+		then()
+		return
+	}
+	go func() {
+		for _, f := range r {
+			f.Close()
+		}
+		then()
+	}()
+}
+
 // RemoveUnpacked removes the directory that a bundle notes, if there is one, and the note.
-func RemoveUnpacked(bundle string) error {
+func RemoveUnpacked(bundle string) (removed Removed, err error) {
 	note := filepath.Join(bundle, unpackedName)
 	dir, err := os.ReadFile(note)
 	if err != nil || !IsTemporary(string(dir)) {
-		return nil
+		return nil, nil
+	}
+	entries, _ := os.ReadDir(string(dir)) // what is not found is freed at once
+	for _, e := range entries {
+		if info, err := e.Info(); err != nil || !info.Mode().IsRegular() || info.Size() < large {
+			continue
+		}
+		if f, err := os.Open(filepath.Join(string(dir), e.Name())); err == nil {
+			removed = append(removed, f)
+		}
 	}
 	if err := os.RemoveAll(string(dir)); err != nil {
-		return err
+		return removed, err
 	}
 	_ = os.Remove(note) // it goes with the bundle
-	return nil
+	return removed, nil
 }
 
 // Dir is the directory that a checkpoint writes its images to.

@@ -166,3 +166,36 @@ func TestRequireEmpty(t *testing.T) {
 		t.Errorf("something that is no checkpoint: %v", err)
 	}
 }
+
+// TestRemoveUnpacked sees that the names go at once, and that nobody waits for the room of what is large.
+func TestRemoveUnpacked(t *testing.T) {
+	bundle, dir := t.TempDir(), filepath.Join(t.TempDir(), "ctrd-checkpoint1")
+	for _, name := range []string{"small", "large"} {
+		writeFileIn(t, dir, name)
+	}
+	if err := os.Truncate(filepath.Join(dir, "large"), large); err != nil {
+		t.Fatal(err)
+	}
+	if err := NoteUnpacked(bundle, dir); err != nil {
+		t.Fatal(err)
+	}
+	removed, err := RemoveUnpacked(bundle)
+	if err != nil || len(removed) != 1 {
+		t.Fatalf("%d files are kept open, want 1; error %v", len(removed), err)
+	}
+	if _, err := os.Stat(dir); !os.IsNotExist(err) {
+		t.Errorf("the directory: %v", err)
+	}
+	if info, err := removed[0].Stat(); err != nil || info.Size() != large {
+		t.Errorf("the large file's room: %v, error %v", info, err)
+	}
+	freed := make(chan struct{})
+	removed.Free(func() { freed <- struct{}{} }) // which would never return if it waited
+	<-freed
+	if _, err := removed[0].Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the large file is still open: %v", err)
+	}
+	if again, err := RemoveUnpacked(bundle); err != nil || again != nil {
+		t.Errorf("again: %v, error %v", again, err)
+	}
+}
