@@ -30,6 +30,7 @@ import (
 type Service struct {
 	taskAPI.TTRPCTaskService // runc's
 
+	monitor  monitor
 	oom      *host.OOMWatch
 	announce *event.Announcer
 
@@ -62,13 +63,15 @@ func newService(ctx context.Context, events shim.Publisher, down shutdown.Servic
 	if err != nil {
 		return nil, err
 	}
-	runc.Monitor = monitor{reaper.Default}
-	return &Service{
+	s := &Service{
 		TTRPCTaskService: inner,
+		monitor:          monitor{Monitor: reaper.Default},
 		oom:              host.NewOOMWatch(ctx, events),
 		announce:         event.New(ctx, events),
 		containers:       make(map[string]*container),
-	}, nil
+	}
+	runc.Monitor = &s.monitor
+	return s, nil
 }
 
 // RegisterTTRPC serves this service rather than the embedded one.
