@@ -412,15 +412,7 @@ func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
 			k.release()
 		}
 	}()
-	if k.c.pid > 0 {
-		file, err := bundle.Read(k.c.bundle)
-		if err == nil {
-			err = inspect.Frozen(file.Spec, k.c.bundle, k.c.pid)
-		}
-		if err != nil {
-			return fmt.Errorf("its own restore would refuse it: %w", err)
-		}
-	}
+	inspected := beside(k.c.inspect)
 	view, err := k.read()
 	if err != nil {
 		return err
@@ -429,11 +421,12 @@ func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
 		return err
 	}
 	k.dumped = criu.Open(k.images.Path)
+	go image.Fields() // to have read it when images are: it takes half a millisecond
 	if k.holds = k.keeps && k.opts.Exit; k.holds {
 		pids, _ := k.c.pids() // of one that has ended there are none
 		criu.HoldConnections(pids)
 	}
-	err = k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory)
+	err = k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory, inspected)
 	if err == nil && k.holds {
 		err = criu.RestoreReleased(k.dumped.Set)
 	}
@@ -547,8 +540,8 @@ func endLost(ctx context.Context, s *Service, c *container, err error) error {
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
-// code of its own in the processes then, and would go on without runc.
-func (s *Service) dump(ctx context.Context, c *container, images string, dumped *image.Set, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump) error {
+// code of its own in the processes then, and would go on without runc. It begins when the processes are inspected.
+func (s *Service) dump(ctx context.Context, c *container, images string, dumped *image.Set, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump, inspected func() error) error {
 	view, err := read()
 	if err != nil {
 		return err
@@ -559,6 +552,9 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	}
 	if _, err := c.writeSettings(ctx, view, locks.Break()); err != nil {
 		return err
+	}
+	if err := inspected(); err != nil {
+		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	programs, err := tmpfs.Install(c.bundle, images)
 	if err != nil {
@@ -650,6 +646,18 @@ func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image
 		log.G(ctx).WithField("different", c.different).Warn("a restore brings back most, and this different")
 	}
 	return different.Save(dir, c.different)
+}
+
+// inspect refuses processes that a restore would refuse.
+func (c *container) inspect() error {
+	if c.pid == 0 {
+		return nil
+	}
+	file, err := bundle.Read(c.bundle)
+	if err != nil {
+		return err
+	}
+	return inspect.Frozen(file.Spec, c.bundle, c.pid)
 }
 
 // locks returns the locks that the container's processes have by their descriptors.

@@ -45,7 +45,7 @@ type Field struct {
 // Fields returns what fields.txt says of all fields, by the names of messages and fields. It
 // is read once; an error in it is one of the program's.
 var Fields = sync.OnceValue(func() map[protoreflect.FullName]Field {
-	fields := make(map[protoreflect.FullName]Field)
+	fields := make(map[protoreflect.FullName]Field, strings.Count(fieldsText, "\n"))
 	message := ""
 	for n, line := range strings.Split(fieldsText, "\n") {
 		words := strings.Fields(line)

@@ -91,7 +91,7 @@ type rules struct {
 var numbersOf = sync.OnceValue(func() map[string]map[string]uint32 {
 	numbers := make(map[string]map[string]uint32)
 	for _, a := range abis() {
-		numbers[a.name] = make(map[string]uint32)
+		numbers[a.name] = make(map[string]uint32, len(a.info.SyscallNumbers))
 		for n, name := range a.info.SyscallNumbers {
 			// Of two numbers the lower one is not for x32 programs, though the list has it (syscall_64.tbl).
 			numbers[a.name][name] = max(numbers[a.name][name], uint32(n))
