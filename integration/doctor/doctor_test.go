@@ -147,9 +147,10 @@ func TestDoctorCRI(t *testing.T) {
 		status       doctor.Status
 		words        []string
 	}{
-		{name: "none", check: "CRI", status: doctor.Warning, words: []string{"no runtime", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'"}},
-		{name: "annotations", config: table + path, check: "CRI runtime gpu", status: doctor.Warning, words: []string{"not passed on", "pod_annotations = ['dev.gpuckpt.*']"}},
-		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: doctor.OK, words: []string{shim}},
+		{name: "none", check: "CRI", status: doctor.Warning, words: []string{"no runtime", "gpuckpt install --restart --containerd-config /"}},
+		{name: "by name", config: "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.gpu]\nruntime_type = 'io.containerd.gpuckpt.v2'\n", check: "CRI runtime gpu", status: doctor.Warning, words: []string{"SystemdCgroup", "runtime_path = '" + shim + "'", "conf.d/zz-gpu.toml"}},
+		{name: "annotations", config: table + path, check: "CRI runtime gpu", status: doctor.Warning, words: []string{"not passed on", "pod_annotations = ['dev.gpuckpt.*']", "conf.d/zz-gpu.toml"}},
+		{name: "good", config: table + path + "pod_annotations = ['dev.gpuckpt.*']\n", check: "CRI runtime gpu", status: doctor.OK, words: []string{shim}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c := session.Own(t, harness.Options{CRI: true, Config: harness.OwnCNI(t) + test.config})

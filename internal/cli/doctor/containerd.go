@@ -39,10 +39,9 @@ type criConfig struct {
 	CDIDirs    []string `toml:"cdi_spec_dirs"`
 	Containerd struct {
 		Runtimes map[string]struct {
-			Kind                 string   `toml:"runtime_type"`
-			Path                 string   `toml:"runtime_path"`
-			PodAnnotations       []string `toml:"pod_annotations"`
-			ContainerAnnotations []string `toml:"container_annotations"`
+			Kind           string   `toml:"runtime_type"`
+			Path           string   `toml:"runtime_path"`
+			PodAnnotations []string `toml:"pod_annotations"`
 		} `toml:"runtimes"`
 	} `toml:"containerd"`
 }
@@ -78,7 +77,7 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 		return a.with(Warning, "configuration", d.Config+": "+firstLine(stderr, err), "what it holds is not known", "containerd --config "+d.Config+" config dump"), nil, ""
 	}
 	cri := cmp.Or(config.Plugins.Version3, config.Plugins.Version2, new(criConfig))
-	a.checkCRI(d, config.DisabledPlugins, cri)
+	a.checkCRI(n, config.DisabledPlugins, cri)
 	return a.checks, cri.CDIDirs, config.Root
 }
 
@@ -94,19 +93,17 @@ func (d *Daemon) version(ctx context.Context) (string, error) {
 }
 
 // checkCRI looks at the runtimes that the kubelet can use.
-func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
+func (a *area) checkCRI(n *Node, disabled []string, cri *criConfig) {
 	if slices.ContainsFunc([]string{"io.containerd.grpc.v1.cri", "cri", "io.containerd.cri.v1.runtime"}, func(name string) bool { return slices.Contains(disabled, name) }) {
 		a.ok("CRI", "off: no Kubernetes here; other clients name the runtime themselves")
 		return
 	}
-	add := func(lines ...string) string {
-		return fmt.Sprintf("mkdir -p /etc/containerd/conf.d && cat >/etc/containerd/conf.d/gpuckpt.toml <<'END' && systemctl restart containerd\nversion = 3\n%s\nEND\n# %s must import conf.d/*.toml", strings.Join(lines, "\n"), d.Config)
+	// A file of its own, read after gpuckpt.toml, which may have the rest of the runtime.
+	add := func(name, table string, lines ...string) string {
+		return fmt.Sprintf("mkdir -p /etc/containerd/conf.d && cat >/etc/containerd/conf.d/zz-%s.toml <<'END' && systemctl restart containerd\nversion = 3\n[plugins.'io.containerd.cri.v1.runtime'%s]\n%s\nEND\n# %s must import conf.d/*.toml", name, table, strings.Join(lines, "\n"), n.Containerd.Config)
 	}
-	const (
-		table = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]"
-		kind  = "runtime_type = 'io.containerd.runc.v2'\nruntime_path = '/usr/local/bin/" + ShimName + "'"
-		notes = "pod_annotations = ['dev.gpuckpt.*']\ncontainer_annotations = ['dev.gpuckpt.*']"
-	)
+	const notes = "pod_annotations = ['dev.gpuckpt.*']"
+	shim, _ := n.Look(ShimName) // CheckPrograms says so if there is none
 	ours := 0
 	for _, name := range slices.Sorted(maps.Keys(cri.Containerd.Runtimes)) {
 		r := cri.Containerd.Runtimes[name]
@@ -117,19 +114,23 @@ func (a *area) checkCRI(d *Daemon, disabled []string, cri *criConfig) {
 		switch {
 		case r.Kind != "io.containerd.runc.v2":
 			a.add(Warning, "CRI runtime "+name, "runtime_type "+r.Kind, "containerd keeps runc's options, SystemdCgroup among them, from a runtime of another name",
-				add(fmt.Sprintf(table, name), kind))
-		case !passes(r.PodAnnotations) || !passes(r.ContainerAnnotations):
+				add(name, ".containerd.runtimes."+name, "runtime_type = 'io.containerd.runc.v2'", "runtime_path = '"+cmp.Or(r.Path, shim)+"'", notes))
+		case !passes(r.PodAnnotations):
 			a.add(Warning, "CRI runtime "+name, "annotations dev.gpuckpt.* are not passed on", "pods cannot set options of their own",
-				add(fmt.Sprintf(table, name), notes))
+				add(name, ".containerd.runtimes."+name, notes))
 		default:
 			a.ok("CRI runtime "+name, "%s", r.Path)
 		}
 	}
 	if ours == 0 {
-		a.add(Warning, "CRI", "no runtime of the CRI plugin is gpuckpt's", "pods cannot use it", add(fmt.Sprintf(table, "gpuckpt"), kind, notes))
+		fix := "gpuckpt install --restart"
+		if n.Containerd.Config != defaultConfig {
+			fix += " --containerd-config " + n.Containerd.Config
+		}
+		a.add(Warning, "CRI", "no runtime of the CRI plugin is gpuckpt's", "pods cannot use it", fix)
 	}
 	if cri.CDI != nil && !*cri.CDI {
-		a.add(Warning, "CDI in CRI", "enable_cdi = false", "device plugins that name CDI devices give containers no GPU", add("[plugins.'io.containerd.cri.v1.runtime']\nenable_cdi = true"))
+		a.add(Warning, "CDI in CRI", "enable_cdi = false", "device plugins that name CDI devices give containers no GPU", add("cdi", "", "enable_cdi = true"))
 	}
 }
 
