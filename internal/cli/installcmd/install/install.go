@@ -116,6 +116,8 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 		if now.Files, err = o.copyTree(&now, &result); err != nil {
 			return result, err
 		}
+	} else if o.Prefix == old.Prefix {
+		now.Files = old.Files // by what it installed: they stay, and go with Uninstall
 	}
 	changes := newChanges(o, &now, &result)
 	defer func() {

@@ -106,6 +106,10 @@ func TestPrograms(t *testing.T) {
 		t.Errorf("a second time: %+v, %v", r, err)
 	}
 	same(t, "a second time", tree(t, root), installed)
+	if r, err := Install(t.Context(), Options{Root: root, Source: filepath.Join(root, "usr/local"), WithoutContainerd: true}); err != nil || len(r.Changed) != 0 {
+		t.Errorf("by what is installed: %+v, %v", r, err)
+	}
+	same(t, "by what is installed", tree(t, root), installed)
 
 	o.Source = release(t, "2")
 	if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 5 { // four new, one gone
