@@ -48,7 +48,7 @@ func TestDocumentsCall(t *testing.T) {
 	}
 	examples(rootCommand())
 	call := regexp.MustCompile(`^(?:\$ )?(?:CRIU_PATH=\S+ )?gpuckpt ([^ ].*)$`)
-	end := regexp.MustCompile(`\s+#.*$|\s*[|>].*$|\s*&&.*$`)
+	end, inner := regexp.MustCompile(`\s+#.*$|\s*[|>].*$|\s*&&.*$`), regexp.MustCompile(`\$\(.*?\)`)
 	checked := 0
 	for where, some := range lines {
 		for _, line := range some {
@@ -57,7 +57,8 @@ func TestDocumentsCall(t *testing.T) {
 				continue
 			}
 			checked++
-			if err := parses(strings.Fields(end.ReplaceAllString(strings.ReplaceAll(m[1], "--pid PID", "--pid 4711"), ""))); err != nil {
+			command := inner.ReplaceAllString(strings.ReplaceAll(m[1], "--pid PID", "--pid 4711"), "ID")
+			if err := parses(strings.Fields(end.ReplaceAllString(command, ""))); err != nil {
 				t.Errorf("%s: %s: %v", where, line, err)
 			}
 		}
