@@ -314,11 +314,11 @@ func TestChartSettings(t *testing.T) {
 		}
 		return node, settings.Data
 	}
-	values := `{config: {lock_timeout: 20s, staging: {memory_limit: 68719476736, steer: false}, restore: {images: ["r.test/*:*"]}},
+	values := `{config: {lock_timeout: 20s, staging: {memory_limit: 68719476736, steer: false}, criu: {options: {ghost-limit: 10485760}}, restore: {images: ["r.test/*:*"]}},
 		trust: {keys: {old: "` + strings.ReplaceAll(aKey, "\n", "\\n") + `"}, configMaps: [cosign], secrets: [kms]},
 		encryption: {recipients: {backup: "` + strings.ReplaceAll(aKey, "\n", "\\n") + `"}, secrets: [private]}}`
 	node, texts := read(values)
-	for _, line := range []string{`lock_timeout = "20s"`, "memory_limit = 68719476736", "steer = false", `images = ["r.test/*:*"]`, "[encryption]", `recipients = ["/etc/gpuckpt/recipients"]`} {
+	for _, line := range []string{`lock_timeout = "20s"`, "memory_limit = 68719476736", "ghost-limit = 10485760", "steer = false", `images = ["r.test/*:*"]`, "[encryption]", `recipients = ["/etc/gpuckpt/recipients"]`} {
 		if !slices.ContainsFunc(strings.Split(texts["config.toml"], "\n"), func(l string) bool { return strings.TrimSpace(l) == line }) {
 			t.Errorf("no %s in\n%s", line, texts["config.toml"])
 		}

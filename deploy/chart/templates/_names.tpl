@@ -18,7 +18,7 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- $config = merge $config (dict "encryption" (dict "recipients" (list "/etc/gpuckpt/recipients"))) -}}
 {{- end -}}
 {{- /* Helm reads each number as a fraction, of which the node's configuration has none. */ -}}
-{{- if $config -}}{{- regexReplaceAll "(?m)^(\\s*\\w+ = -?[0-9]+)\\.0$" (toToml $config) "${1}" -}}{{- end -}}
+{{- if $config -}}{{- regexReplaceAll "(?m)^(\\s*[-\\w]+ = -?[0-9]+)\\.0$" (toToml $config) "${1}" -}}{{- end -}}
 {{- end -}}
 
 {{- /* Volumes of what gpuckpt install --settings reads: of each its name, its source, and where it is mounted. */ -}}
