@@ -73,7 +73,7 @@ func ParseRef(text string) (Ref, error) {
 	kind, err := kindOf(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("%w; to make it, write its kind: %s:%s", err, InOCIArchive, text)
+		err = fmt.Errorf("%w; for one that is to be made, write its kind: %s:%s", err, InOCIArchive, text)
 	case err == nil && name != "" && (kind == InKubernetes || kind == InDir):
 		err = fmt.Errorf("%s has no images with names", path)
 	}
