@@ -540,7 +540,7 @@ func endLost(ctx context.Context, s *Service, c *container, err error) error {
 
 // dump runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
-// code of its own in the processes then, and would go on without runc. It begins when the processes are inspected.
+// code of its own in the processes then, and would go on without runc. It waits until they are inspected.
 func (s *Service) dump(ctx context.Context, c *container, images string, dumped *image.Set, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump, inspected func() error) error {
 	view, err := read()
 	if err != nil {

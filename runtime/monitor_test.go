@@ -19,8 +19,8 @@ import (
 	"github.com/containerd/go-runc"
 )
 
-// ending is runc's service with a container that was paused and ends: it has runc resume the container, and says that
-// it has ended when that is over.
+// ending is runc's service with a container that was paused and ends: it has runc resume the container, and
+// says that it has ended when that is over.
 type ending struct {
 	taskAPI.TTRPCTaskService
 	resume func() error

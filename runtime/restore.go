@@ -99,7 +99,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging); err != nil {
 		return nil, err
 	}
-	var removed imagedir.Removed // whose memory is part of the turn
+	var removed imagedir.Removed // the turn is over when their room is free
 	defer func() { removed.Free(k.turn.Give) }()
 	rec := journal.Record{Operation: "restore", Work: c.workDir, RuncState: c.runcState}
 	if c.restore.unpacked {
@@ -341,8 +341,8 @@ const killTimeout = 30 * time.Second
 func (s *Service) kill(ctx context.Context, c *container) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
-	// When a paused container has ended, runc's service has runc resume it. That takes 6 ms, for which whoever asks
-	// the service waits, and nobody has to wait here (containerd, process/init_state.go).
+	// When a paused container has ended, runc's service has runc resume it (containerd, process/init_state.go).
+	// That takes 6 ms, and whoever asks the service of the container waits for it. So nobody has to here.
 	resumes := make(chan struct{})
 	s.monitor.resumes.Store(c.id, resumes)
 	defer s.monitor.resumes.Delete(c.id)

@@ -49,8 +49,8 @@ func NoteUnpacked(bundle, dir string) error {
 // large is the size of files whose room takes the kernel more than a moment to free.
 const large = 64 << 20
 
-// Removed are large files that have no name any more. They take their room until they are closed, or this process
-// ends.
+// Removed are large files that have no name any more. They take their room until they are closed, or this
+// process ends.
 type Removed []*os.File
 
 // Free frees the room, and calls then. Nobody waits for it: 8 GB in memory take a second.
