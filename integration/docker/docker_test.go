@@ -149,7 +149,7 @@ func TestDocker(t *testing.T) {
 	t.Cleanup(func() { _, _ = d.docker(context.WithoutCancel(t.Context()), "rm", "--force", "job") }) // or it was never there
 	count := 100
 	for _, l := range lines {
-		text := strings.NewReplacer("docker run ", "docker run --network host ", " IMAGE", " "+harness.WorkloadImage+" counter --port "+strconv.Itoa(port),
+		text := strings.NewReplacer(" IMAGE", " "+harness.WorkloadImage+" counter --port "+strconv.Itoa(port),
 			"--namespace moby", "--namespace "+shared.Namespace(), "CONTAINER-ID", "$(docker inspect --format '{{.Id}}' job)").Replace(l.Text)
 		t.Log(text)
 		cmd := exec.CommandContext(t.Context(), "bash", "-c", text)
