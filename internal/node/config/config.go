@@ -298,8 +298,8 @@ func (s *Staging) check() error {
 	if s.Cgroup != "" && !filepath.IsLocal(s.Cgroup) {
 		return fmt.Errorf("cgroup is %q; it must be a path from the root of the hierarchy, without a leading slash", s.Cgroup)
 	}
-	if s.MemoryLimit < 0 || s.MemoryLimit > 0 && s.Cgroup == "" {
-		return fmt.Errorf("memory_limit is %d; it must not be negative, and needs a cgroup", s.MemoryLimit)
+	if s.MemoryLimit != 0 && (s.MemoryLimit < MinBuffer || s.Cgroup == "") {
+		return fmt.Errorf("memory_limit is %d bytes; it must be 0 or at least %d, and needs a cgroup", s.MemoryLimit, MinBuffer)
 	}
 	if err := oneOf(s.WhenShort, Refuse, WriteThrough, Driver); err != nil {
 		return fmt.Errorf("when_short %w", err)

@@ -58,7 +58,7 @@ log_dir = "/logs"
 [staging]
 steer = false
 cgroup = "a/b"
-memory_limit = 100
+memory_limit = 67108864
 when_short = "write-through"
 [criu]
 path = "/opt/criu/criu"
@@ -74,7 +74,7 @@ external = ["mnt[a]:b", "dev[c]:d"]
 			c.DriverRoot, c.LogDir, c.Shells = "/opt/driver", "/logs", End
 			c.HookTimeout, c.ForkLimit = Duration(30*time.Second), 1<<30
 			c.LockTimeout, c.StallTimeout = Duration(90*time.Second), Duration(5*time.Second)
-			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 100, WhenShort: WriteThrough}
+			c.Staging = Staging{Cgroup: "a/b", MemoryLimit: 64 << 20, WhenShort: WriteThrough}
 			c.Debug = Debug{HostMemory: 1 << 20}
 			c.CRIU = CRIU{Path: "/opt/criu/criu", Options: map[string]any{
 				"tcp-established": true, "ghost-limit": int64(1048576), "network-lock": "skip",
@@ -92,6 +92,7 @@ external = ["mnt[a]:b", "dev[c]:d"]
 		{name: "no time at all", text: `lock_timeout = "0s"`, err: "1ms or more"},
 		{name: "negative", text: `lock_timeout = "-1s"`, err: "1ms or more"},
 		{name: "no time for a hook", text: `hook_timeout = "0s"`, err: "hook_timeout is 0s; it must be 1ms or more"},
+		{name: "gigabytes for bytes", text: "[staging]\nmemory_limit = 64", err: "memory_limit is 64 bytes; it must be 0 or at least 16777216"},
 		{name: "less than nothing by forks", text: "fork_limit = -1", err: "fork_limit is -1; it must not be negative"},
 		{name: "no such end of a shell", text: `shells = "kill"`, err: `shells is "kill"; it must be "refuse" or "end"`},
 		{name: "empty choice", text: `shells = ""`, err: `shells is ""`},
