@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
@@ -123,21 +122,11 @@ func (g Group) restored(ctx context.Context, h *Helper, p PID, pairs []Pair) err
 	return explained(p, err)
 }
 
-// explained adds to a driver's refusal what the driver does not say: that the process has ended, since the
-// driver copies by a thread of it, which gets SIGBUS where a file cannot be read; or that a profiler may be at
-// work. PyTorch loads the library of profilers in any case.
+// explained says of a driver's refusal that the process has ended, which the driver does not say. It
+// copies by a thread of the process, which gets SIGBUS where a file cannot be read.
 func explained(p PID, err error) error {
-	refused, ok := errors.AsType[*Error](err)
-	if !ok || p.Host == 0 {
-		return err
-	}
-	switch {
-	case refused.Result == OperatingSystem && len(Group{{PID: p}}.Living()) == 0:
+	if refused, ok := errors.AsType[*Error](err); ok && refused.Result == OperatingSystem && p.Host != 0 && len(Group{{PID: p}}.Living()) == 0 {
 		refused.Hint = "the process has ended: it was killed, for its memory perhaps, or its GPU state could not be read from a disk (SIGBUS); see the kernel's log"
-	case refused.Result == NotSupported && refused.Op == wire.OpCheckpoint:
-		if loaded, _ := proc.HasMapped(p.Host, "/libcupti.so"); loaded {
-			refused.Hint = "a profiler may be at work in it (CUPTI is loaded): end torch.profiler, nsys or the like; else " + refused.Hint
-		}
 	}
 	return err
 }

@@ -308,7 +308,7 @@ func (k *restoring) kill(ctx context.Context) error {
 }
 
 // watchCgroup does what runc's service does for a container that it has started.
-func (k *restoring) watchCgroup(context.Context) (uint64, error) {
+func (k *restoring) watchCgroup(ctx context.Context) (uint64, error) {
 	cg, err := host.CgroupOf(k.c.pid)
 	if errdefs.IsNotFound(err) {
 		if status, gone := proc.StatusOf(k.c.pid); gone == nil && !status.Ended() {
@@ -325,7 +325,11 @@ func (k *restoring) watchCgroup(context.Context) (uint64, error) {
 			return 0, err
 		}
 	}
-	return 0, k.s.oom.Add(k.c.id, cg)
+	// As runc's shim does: while mounts come and go, the kernel may leave out that of a version 1 hierarchy.
+	if err := k.s.oom.Add(k.c.id, cg); err != nil {
+		log.G(ctx).WithError(err).Warn("no events will tell of its memory")
+	}
+	return 0, nil
 }
 
 // fixNodes gives the container the device nodes of its spec.

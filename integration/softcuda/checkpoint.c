@@ -112,6 +112,8 @@ static CUresult lock(const struct config *config, unsigned timeout_ms)
 	CUresult r = injected(config, STEP_LOCK);
 	if (r)
 		return r;
+	if (profiled())
+		return CUDA_ERROR_NOT_SUPPORTED;
 	events_settle();
 	if (!gate_close(timeout_ms))
 		return CUDA_ERROR_NOT_READY;
@@ -159,7 +161,7 @@ static CUresult checkpoint(struct config *config)
 	char *to = NULL;
 
 	process_wait_for_forks();
-	if (memory_has_managed() || profiled()) // unified memory
+	if (memory_has_managed()) // unified memory
 		return CUDA_ERROR_NOT_SUPPORTED;
 	for (struct allocation *a = memory_first(); a; a = a->next)
 		bytes += a->kind == KIND_IMPORTED || a->kind == KIND_HOST ? 0 : a->bytes;

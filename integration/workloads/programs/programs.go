@@ -161,7 +161,7 @@ var List = []Program{
 	},
 	{
 		Name: "profiler", What: "training under `torch.profiler`, which traces the GPU (CUPTI)", File: "profiler.py", Refused: []string{"profiler"},
-		WayRound: "end the profiler before", GPU: 2, Host: 6, Limit: short,
+		WayRound: "start it without the profiler", GPU: 2, Host: 6, Limit: short,
 	},
 	{
 		Name: "managed", What: "managed memory (`cudaMallocManaged`, UVM)", File: "managed.cu", Refused: []string{"managed memory"},
