@@ -25,6 +25,7 @@ import (
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	skpacket "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-packet"
+	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
@@ -578,6 +579,33 @@ func TestKernelFile(t *testing.T) {
 	for _, name := range []string{"/1/fd", "/1/mem"} {
 		if err := e.kernelFile(name, unix.O_RDONLY, true); err == nil {
 			t.Errorf("%s of a process of the host's is taken", name)
+		}
+	}
+}
+
+// A Unix socket has the name that its program gave it, unless that leads elsewhere than it says.
+func TestUnixName(t *testing.T) {
+	dir := new("/run")
+	for name, test := range map[string]struct {
+		dir   *string
+		taken bool
+	}{
+		"":              {nil, true},
+		"\x00abstract":  {nil, true},
+		"/run/a/s\x00":  {nil, true},
+		"/run//a/s\x00": {nil, true}, // Kamailio's
+		"//run/./s\x00": {nil, true},
+		"./s\x00":       {dir, true},
+		"s\x00":         {nil, false},
+		"/s\x00":        {dir, false},
+		"/run/../s\x00": {nil, false},
+		"../s\x00":      {dir, false},
+		"/run/s":        {nil, false},
+		"/r\x00/s\x00":  {nil, false},
+	} {
+		e := &Entries{allowance: allowanceOf(specOfTest(), Host{})}
+		if err := e.unix(&skunix.UnixSkEntry{Name: []byte(name), NameDir: test.dir}); (err == nil) != test.taken {
+			t.Errorf("%q: error %v", name, err)
 		}
 	}
 }

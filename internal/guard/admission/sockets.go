@@ -152,11 +152,8 @@ func (e *Entries) unix(s *skunix.UnixSkEntry) error {
 	if strings.Contains(name, "\x00") || leadsOut(name) {
 		return fmt.Errorf("its name is %q", name)
 	}
-	if s.NameDir == nil {
-		return cleanPath(name)
-	}
-	if strings.HasPrefix(name, "/") {
-		return errors.New("its name is absolute, and below a directory")
+	if strings.HasPrefix(name, "/") != (s.NameDir == nil) { // "//" and "/./" lead where they say
+		return fmt.Errorf("its name is %q, below the directory %q", name, s.GetNameDir())
 	}
 	return nil
 }
