@@ -130,7 +130,7 @@ var causes = []cause{
 	{[]string{"Can't make", "id for"},
 		"a process shares its memory, its working directory or its signal handlers with another process (clone with CLONE_VM, CLONE_FS or CLONE_SIGHAND), which CRIU cannot dump: try again, in case one is starting the other"},
 	{[]string{"Unable too cut"},
-		"a Unix socket was bound by a name below the working directory, and renamed since: have the program bind it by its whole path"},
+		"a Unix socket was bound by a name below the working directory, and renamed since, or by one with ..: have the program bind it by its whole path"},
 	{[]string{"PIDFD_THREAD"},
 		"a program has a pidfd of a thread (PIDFD_THREAD), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"No CTL for TTY dump"},

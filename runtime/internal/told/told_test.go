@@ -133,6 +133,23 @@ func TestWatches(t *testing.T) {
 	if len(found.watched) != 1 || found.watched[0] != want || len(found.hidden) != 1 {
 		t.Fatalf("found %+v, want %+v", found, want)
 	}
+	duplicate, err := unix.Dup(epoll)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := os.NewFile(uintptr(duplicate), "epoll")
+	defer shared.Close()
+	forked := exec.Command("sleep", "60")
+	forked.ExtraFiles = make([]*os.File, epoll-2)
+	forked.ExtraFiles[epoll-3] = shared
+	if err := forked.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = forked.Process.Kill(); _ = forked.Wait() })
+	inside[3] = forked.Process.Pid
+	if err := found.watches(3, inside[3], inside); err != nil || len(found.watched) != 1 || len(found.hidden) != 1 {
+		t.Errorf("the epoll of a parent is looked at again: %v, %+v", err, found)
+	}
 	text := fmt.Sprintf("%d %d %d %d %d %d\n", want.pid, want.epoll, want.other, want.fd, want.events, want.data)
 	if all, err := parse(strings.NewReader(text)); err != nil || len(all) != 1 || all[0] != want {
 		t.Errorf("%q is %+v, %v", text, all, err)

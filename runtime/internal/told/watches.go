@@ -51,6 +51,9 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 	}
 	for _, copies := range proc.Copies(pid, epolls) {
 		epoll := copies[0]
+		if sharedBefore(number, pid, epoll, inside) {
+			continue
+		}
 		rows, err := proc.FileInfo(pid, epoll, "tfd:")
 		if err != nil {
 			return err
@@ -97,6 +100,17 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 		}
 	}
 	return nil
+}
+
+// sharedBefore reports whether a process that was there before has the same epoll, as after a fork. CRIU then
+// looks at the files of that one: a watch that is restored by both would be there twice.
+func sharedBefore(number, pid, epoll int, inside map[int]int) bool {
+	for before, other := range inside {
+		if before < number && proc.SameFile(pid, other, epoll) {
+			return true
+		}
+	}
+	return false
 }
 
 // findFile returns a descriptor of a process that is the file which another's epoll watches, -1 for none.
