@@ -51,7 +51,8 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 	}
 	for _, copies := range proc.Copies(pid, epolls) {
 		epoll := copies[0]
-		if sharedBefore(number, pid, epoll, inside) {
+		// A comparison takes a thousand steps.
+		if t.steps += len(inside) << 10; t.steps <= mostSteps && sharedBefore(number, pid, epoll, inside) {
 			continue
 		}
 		rows, err := proc.FileInfo(pid, epoll, "tfd:")
