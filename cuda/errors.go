@@ -120,7 +120,7 @@ func hint(op string, r Result) string {
 		return "work was still running on the GPU when the timeout ended; the process runs on: retry with a longer timeout"
 	case op == wire.OpLock && r == NotSupported:
 		// Driver 580 on an H200, while CUPTI traces and when it has ended.
-		return "a profiler is at work in the process, or was (CUPTI: torch.profiler, nsys, ncu): start it without one; it runs on"
+		return "a profiler is at work in the process, or was (CUPTI: torch.profiler, nsys, ncu), or it has something else that this driver cannot lock: start it without; it runs on"
 	case op == wire.OpCheckpoint && r == NotSupported:
 		return "it uses managed memory (cudaMallocManaged, UVM), of which dev.gpuckpt.interposer takes over allocations of up to 1 MiB, or another feature that this driver cannot checkpoint; it stays locked and runs on once unlocked"
 	case op == wire.OpCheckpoint && r == Unknown:

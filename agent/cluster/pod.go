@@ -22,6 +22,7 @@ func copyOf(old *corev1.Pod, m *api.Migration) *corev1.Pod {
 	}
 	maps.Copy(to.Annotations, old.Annotations)
 	delete(to.Annotations, "kubectl.kubernetes.io/last-applied-configuration")
+	delete(to.Annotations, api.Refused)
 	to.Annotations[api.RestoreAnnotation] = "true"
 	to.Annotations[api.MigrationAnnotation] = string(m.UID)
 	s := &to.Spec

@@ -159,6 +159,9 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 	owner, k := metav1.GetControllerOf(pod), &api.Checkpoint{}
 	key := client.ObjectKey{Namespace: pod.Namespace, Name: checkpointName(pod, of)}
 	if err := r.client.Get(ctx, key, k); err == nil {
+		if !slices.ContainsFunc(k.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == owner.UID }) {
+			return 0, nil // somebody else's
+		}
 		return r.retake(ctx, pod, k)
 	} else if !apierrors.IsNotFound(err) {
 		return 0, err

@@ -265,6 +265,13 @@ func TestTemplateAgain(t *testing.T) {
 	if later(24 * time.Hour) {
 		t.Error("one that succeeded is made again")
 	}
+	fails(k.taken())
+	users := k.taken()
+	users.OwnerReferences = nil
+	k.must(k.client.Update(t.Context(), users))
+	if later(48 * time.Hour) {
+		t.Error("one that the controller has not made is deleted")
+	}
 }
 
 // While a checkpoint runs or is to be made again, its namespace is looked at again without a change of a pod.

@@ -143,7 +143,6 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// Where a prefix cannot be written the next one is taken.
 // What shims have left something in stays, all else of theirs goes.
 func TestLeft(t *testing.T) {
 	root := t.TempDir()
@@ -170,6 +169,7 @@ func TestLeft(t *testing.T) {
 	same(t, "uninstalled", tree(t, root), want)
 }
 
+// Where a prefix cannot be written the next one is taken.
 func TestPrefix(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, "usr/local"), "no directory", 0o600) // as a file system that is read-only
