@@ -23,6 +23,7 @@ var wallClock = map[string]string{
 	"images/oci/manifest.go":                  "when a checkpoint was taken",
 	"internal/criu/log.go":                    "which logs are the newest",
 	"internal/criu/networklock.go":            "whether a program is another one than before",
+	"runtime/create.go":                       "when an operation began, in the log",
 	"runtime/internal/gpustate/describe.go":   "when a checkpoint was taken",
 	"runtime/internal/hooks/note.go":          "when a container was restored, for its program",
 	"internal/operation/journal/journal.go":   "when an operation began, for people",
