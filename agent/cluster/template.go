@@ -136,7 +136,7 @@ func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, fou
 	case err != nil:
 		return name, nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
 	case k.Status.Phase == api.Failed:
-		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, ever more seldom", name)
+		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, a minute later at least", name)
 	case k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil:
 		return name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", name)
 	case k.Status.Template != of:
@@ -148,7 +148,7 @@ func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, fou
 }
 
 // take has a replica that started cold checkpointed when it is ready, if none of its template was. If that
-// failed, it is tried again when the replica is twice as old as at the failure: ever more seldom.
+// failed, it is tried again when the replica is twice as old as at the failure, a minute later at least.
 func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	of := template(pod)
 	if of == "" || !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
