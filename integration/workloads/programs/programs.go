@@ -164,6 +164,10 @@ var List = []Program{
 		WayRound: "start it without the profiler", GPU: 2, Host: 6, Limit: short,
 	},
 	{
+		Name: "graphics", What: "CUDA with a context of EGL on the same GPU", File: "graphics.py", Refused: []string{"uses a GPU for graphics"},
+		WayRound: "draw without a GPU, or in another container", GPU: 2, Host: 6, Limit: short,
+	},
+	{
 		Name: "managed", What: "managed memory (`cudaMallocManaged`, UVM)", File: "managed.cu", Refused: []string{"managed memory"},
 		WayRound: "none: the driver refuses it; the interposer takes over allocations of up to 1 MiB", GPU: 2, Host: 4, Limit: short,
 	},
