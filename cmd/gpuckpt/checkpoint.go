@@ -110,7 +110,7 @@ push" does. If that fails, the image stays in containerd.`,
 					return nil, "", err
 				}
 				defer p.close()
-				if err := p.begin(ctx, client.ContentStore(), &o, targets); err != nil {
+				if err := p.begin(ctx, localstore.Content(ctx, client), &o, targets); err != nil {
 					return nil, "", err
 				}
 				heard := hear(ctx, client, "/gpuckpt/checkpointed")

@@ -185,7 +185,7 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 		if !unpacked {
-			task, err := o.arriving(ctx, c, registry.Local(c.ContentStore(), ref, found.Target, "unpack", o.registry))
+			task, err := o.arriving(ctx, c, registry.Local(localstore.Content(ctx, c), ref, found.Target, "unpack", o.registry))
 			if !errors.Is(err, arriving.ErrHere) && !errors.Is(err, arriving.ErrWhole) {
 				return task, o.explain(from, err)
 			}

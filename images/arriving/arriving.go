@@ -223,7 +223,7 @@ func (i *Image) begin() error {
 		return err
 	}
 	i.Below = client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: below})
-	if err := i.criu().Unpack(i.ctx, i.c.ContentStore()); err != nil {
+	if err := i.criu().Unpack(i.ctx, localstore.Content(i.ctx, i.c)); err != nil {
 		return err
 	}
 	i.Dir = i.criu().Root

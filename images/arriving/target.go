@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/containerd/containerd/v2/core/content"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -179,7 +180,11 @@ func (t *Target) read(data io.Reader, file func(name string, size int64, r io.Re
 
 // unpack reads the layer's archive to the end, and digests it.
 func (t *Target) unpack(data io.Reader, digested io.Writer, file func(name string, size int64, r io.Reader) error) error {
-	archive, err := oci.Decompress(data, t.MediaType)
+	processors := 1 // there are many layers of GPU state
+	if t.Kind == oci.LayerCRIU {
+		processors = runtime.NumCPU()
+	}
+	archive, err := oci.Decompress(data, t.MediaType, processors)
 	if err != nil {
 		return fmt.Errorf("layer %s: %w", t.Digest, err)
 	}

@@ -150,7 +150,7 @@ func (r *run) build(ctx context.Context) (err error) {
 	r.Build.Annotations = annotations(r.info)
 	r.Build.Progress = r.Progress
 	store := r.client.ContentStore()
-	if local, err := localstore.Of(ctx, r.client, r.Build.Base); err == nil {
+	if local, err := localstore.Of(ctx, r.client); err == nil {
 		store = content.Store(local)
 	} else {
 		r.Progress.Begin("image", 0).Note(fmt.Sprintf("layers go through containerd's socket, which takes longer: %v", err))

@@ -76,7 +76,7 @@ func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Provider, s.name = c.ContentStore(), found.Name
+		s.Provider, s.name = localstore.Content(ctx, c), found.Name
 		return s, s.named(s.take(ctx, found.Target))
 	case InLayout:
 		if _, err := os.Stat(ref.Path); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/core/unpack"
@@ -26,8 +27,16 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Of opens a containerd's content store if it is its own and on this machine; known as for Open.
-func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store, error) {
+// Content returns a containerd's content store: that of Of, where there is one.
+func Content(ctx context.Context, c *client.Client) content.Store {
+	if s, err := Of(ctx, c); err == nil {
+		return s
+	}
+	return c.ContentStore()
+}
+
+// Of opens a containerd's content store if it is its own and on this machine, and has a blob of the namespace.
+func Of(ctx context.Context, c *client.Client) (*Store, error) {
 	answer, err := c.IntrospectionService().Plugins(ctx,
 		"type=="+string(plugins.ContentPlugin)+",id==content", "type=="+string(plugins.MetadataPlugin)+",id==bolt")
 	if err != nil {
@@ -46,6 +55,16 @@ func Of(ctx context.Context, c *client.Client, known ocispec.Descriptor) (*Store
 	root := exports["content.root"]
 	if !filepath.IsAbs(root) {
 		return nil, errors.New("containerd does not say where its content store is")
+	}
+	var known ocispec.Descriptor
+	one, cancel := context.WithCancel(ctx)
+	defer cancel()
+	err = c.ContentStore().Walk(one, func(i content.Info) error {
+		known = ocispec.Descriptor{Digest: i.Digest, Size: i.Size}
+		return errdefs.ErrAlreadyExists // one is enough
+	})
+	if err != nil && !errdefs.IsAlreadyExists(err) {
+		return nil, fmt.Errorf("ask containerd for a blob: %w", err)
 	}
 	return Open(c.ContentStore(), root, known)
 }

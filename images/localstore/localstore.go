@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package localstore works with the images of a containerd on this machine: it finds, names and
-// unpacks them, and writes large blobs into its content store past its socket, which carries little
-// more than 1 GB/s per connection.
+// unpacks them, and reads and writes large blobs of its content store past its socket, which carries
+// little more than 1 GB/s per connection.
 //
 // A blob is written to a file without a name on the store's file system, hashed on the way, and
 // linked to the place of its digest. containerd is then asked to write a blob of that digest: with
@@ -31,8 +31,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Store is containerd's content store. Blobs whose digest is not known beforehand go to its
-// directory; all else is containerd's answer.
+// Store is containerd's content store. Blobs are read in its directory, and those whose digest is not known
+// beforehand go there; all else is containerd's answer.
 type Store struct {
 	content.Store
 	blobs string // the directory of the blobs with digests of digest.Canonical
@@ -68,6 +68,28 @@ func (s *Store) temporary() (*os.File, error) {
 	}
 	return os.NewFile(uintptr(fd), s.blobs), nil
 }
+
+// ReaderAt reads a blob that containerd has for the namespace.
+func (s *Store) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.ReaderAt, error) {
+	info, err := s.Info(ctx, d.Digest)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(filepath.Join(s.blobs, d.Digest.Encoded()))
+	if err != nil || d.Digest.Algorithm() != digest.Canonical {
+		return s.Store.ReaderAt(ctx, d)
+	}
+	return &blob{f, info.Size}, nil
+}
+
+// blob is a file with a blob.
+type blob struct {
+	*os.File
+	size int64
+}
+
+// Size is that of the blob in bytes.
+func (b *blob) Size() int64 { return b.size }
 
 // Writer begins a blob.
 func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {

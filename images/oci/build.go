@@ -17,8 +17,10 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/klauspost/compress/zstd"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images"
 )
@@ -58,8 +60,8 @@ type Options struct {
 	// Compression, and its Level as the zstd or gzip program counts; 0 is the fastest.
 	Compression Compression
 	Level       int
-	// Threads is how many layers are made at once, each on a processor and in about 20 MiB of memory, but those with
-	// CRIU's images and with writable files by up to eight; 0: one for each processor.
+	// Threads is how many processors make layers, each one of its own or a part of another's, in up to 80 MiB of memory;
+	// 0: all.
 	Threads int
 	// LayerBytes is what GPU state is cut into, a power of two from 64 MiB on; 0: as Previous, else
 	// by the size of the state, see docs/internals/format.md.
@@ -122,6 +124,9 @@ type builder struct {
 	store content.Store
 	id    string // begins the names of this build's ingests
 
+	processors *semaphore.Weighted // Threads
+	encoder    *zstd.Encoder       // for as many
+
 	meter *images.Meter
 
 	mu     sync.Mutex
@@ -155,7 +160,13 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 	}
 	o.Compression = cmp.Or(o.Compression, Zstd)
 	o.Threads = cmp.Or(o.Threads, runtime.NumCPU())
-	return &builder{Options: o, store: store, id: "gpuckpt-" + rand.Text(), meter: o.Progress.Begin("image", 0)}, nil
+	b := &builder{
+		Options: o, store: store, id: "gpuckpt-" + rand.Text(), processors: semaphore.NewWeighted(int64(o.Threads)), meter: o.Progress.Begin("image", 0),
+	}
+	var err error
+	b.encoder, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(max(1, o.Level))),
+		zstd.WithEncoderConcurrency(o.Threads), zstd.WithLowerEncoderMem(true))
+	return b, err
 }
 
 // build is the build, step by step.

@@ -15,7 +15,6 @@ import (
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -46,80 +45,6 @@ func (c Compression) check(level int) error {
 	return nil
 }
 
-// writer compresses by so many processors. Its output depends on its input alone.
-func (c Compression) writer(w io.Writer, level, processors int) (io.WriteCloser, error) {
-	switch c {
-	case None:
-		return unclosed{w}, nil
-	case Gzip:
-		return gzip.NewWriterLevel(w, max(1, level))
-	}
-	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.EncoderLevelFromZstd(max(1, level))),
-		zstd.WithEncoderConcurrency(processors), zstd.WithLowerEncoderMem(true))
-	return &frames{w: w, encoder: e, most: processors}, err
-}
-
-// frameBytes is what a frame of zstd holds at most: the window of the fastest level, so that little is lost.
-const frameBytes = 4 << 20
-
-// frames compresses into frames of zstd, one behind the other (RFC 8878, 3), several at once: zstd takes ten times as
-// long as to read and hash.
-type frames struct {
-	w       io.Writer
-	encoder *zstd.Encoder
-	most    int
-	block   []byte        // of the next frame
-	made    []chan []byte // the frames on their way, in order
-}
-
-func (f *frames) Write(p []byte) (n int, err error) {
-	for n < len(p) {
-		if len(f.block) == frameBytes {
-			if err := f.begin(); err != nil {
-				return n, err
-			}
-		}
-		part := p[n:min(len(p), n+frameBytes-len(f.block))]
-		f.block = append(f.block, part...)
-		n += len(part)
-	}
-	return n, nil
-}
-
-// begin has the block compressed, once there are few enough frames on their way.
-func (f *frames) begin() error {
-	if len(f.made) == f.most {
-		if err := f.end(); err != nil {
-			return err
-		}
-	}
-	block, made := f.block, make(chan []byte, 1)
-	go func() { made <- f.encoder.EncodeAll(block, nil) }()
-	f.made, f.block = append(f.made, made), make([]byte, 0, frameBytes)
-	return nil
-}
-
-// end writes the first frame on its way.
-func (f *frames) end() error {
-	frame := <-f.made[0]
-	f.made = f.made[1:]
-	_, err := f.w.Write(frame)
-	return err
-}
-
-// Close writes the rest.
-func (f *frames) Close() error {
-	err := f.begin()
-	for len(f.made) > 0 && err == nil {
-		err = f.end()
-	}
-	return err
-}
-
-type unclosed struct{ io.Writer }
-
-func (unclosed) Close() error { return nil }
-
 // maxWindow bounds the memory that a zstd stream may ask for, in bytes: what zstd's level 22 uses
 // at most without --ultra --long.
 const maxWindow = 128 << 20
@@ -129,10 +54,10 @@ const maxWindow = 128 << 20
 const readBytes = 1 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
-// it goes by how the layer begins.
+// it goes by how the layer begins. Small frames of zstd are decompressed by so many processors.
 //
 //nolint:contextcheck // DiffCompression looks at nothing of its context.
-func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
+func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser, err error) {
 	kind := "unknown"
 	if strings.HasSuffix(mediaType, "+encrypted") {
 		return nil, ErrEncrypted
@@ -154,11 +79,7 @@ func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	case "gzip":
 		return gzip.NewReader(bufio.NewReaderSize(r, readBytes))
 	case "zstd":
-		d, err := zstd.NewReader(bufio.NewReaderSize(r, readBytes), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
-		if err != nil {
-			return nil, err
-		}
-		return d.IOReadCloser(), nil
+		return newUnframer(bufio.NewReaderSize(r, readBytes), processors)
 	}
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }
@@ -169,7 +90,7 @@ func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Des
 	if err != nil {
 		return nil, missing("layer "+layer.Digest.String(), err)
 	}
-	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType)
+	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType, 1)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err), data.Close())
 	}

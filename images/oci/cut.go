@@ -27,7 +27,7 @@ const (
 func chooseLayerBytes(state uint64) uint64 {
 	size, most := uint64(minLayerBytes), uint64(64)
 	for state > size*most {
-		if size *= 2; size == 512<<20 {
+		if size *= 2; size == 256<<20 {
 			most = 128
 		}
 	}

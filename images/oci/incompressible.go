@@ -3,10 +3,7 @@
 
 package oci
 
-import (
-	"errors"
-	"io"
-)
+import "io"
 
 // The sample of a layer by which worthwhile decides.
 const (
@@ -19,37 +16,30 @@ const (
 
 // worthwhile reports whether zstd, at its fastest, makes less of files, and not of such as random
 // numbers. It looks at samples that are spread evenly, so it goes by the content alone.
-func worthwhile(files []entry) (_ bool, err error) {
+func (b *builder) worthwhile(files []entry) (bool, error) {
 	total := uint64(0)
 	for _, f := range files {
 		total += f.len
 	}
-	taken, packed := 0, &counter{w: io.Discard}
-	z, err := Zstd.writer(packed, 1, 1)
-	if err != nil {
-		return false, err
-	}
-	buf := make([]byte, sampleBytes)
+	sample := make([]byte, 0, samples*sampleBytes)
 	step := max(total/samples, sampleBytes) // of less than that, all
-	for from := uint64(0); from < total && err == nil; from += step {
+	for from := uint64(0); from < total; from += step {
 		at := from
 		for _, f := range files {
 			if at >= f.len {
 				at -= f.len
 				continue
 			}
-			part := buf[:min(sampleBytes, f.len-at)]
-			if _, err = f.from.ReadAt(part, int64(f.offset+at)); err == nil {
-				_, err = z.Write(part)
+			n := len(sample)
+			sample = append(sample, make([]byte, min(sampleBytes, f.len-at))...)
+			if _, err := f.from.ReadAt(sample[n:], int64(f.offset+at)); err != nil {
+				return false, err
 			}
-			taken += len(part)
 			break
 		}
 	}
-	if err = errors.Join(err, z.Close()); err != nil { // which has goroutines
-		return false, err
-	}
-	return float64(packed.bytes) <= (1-leastSaved)*float64(taken), nil
+	packed := b.encoder.EncodeAll(sample, nil)
+	return float64(len(packed)) <= (1-leastSaved)*float64(len(sample)), nil
 }
 
 // rawWriter writes a frame of zstd whose blocks are what is written to it, as it is (RFC 8878,

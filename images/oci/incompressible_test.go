@@ -113,7 +113,7 @@ func BenchmarkLayer(b *testing.B) {
 		pack func(io.Writer) (io.WriteCloser, error)
 	}{
 		{"raw", func(w io.Writer) (io.WriteCloser, error) { return newRawWriter(w), nil }},
-		{"compressed", func(w io.Writer) (io.WriteCloser, error) { return Zstd.writer(w, 0, 1) }},
+		{"compressed", testPack(b, Zstd, 1)},
 	} {
 		var layer bytes.Buffer
 		b.Run(c.name+"/make", func(b *testing.B) {
@@ -136,7 +136,7 @@ func BenchmarkLayer(b *testing.B) {
 			b.SetBytes(int64(len(data)))
 			buf := make([]byte, 1<<20)
 			for b.Loop() {
-				r, err := Decompress(bytes.NewReader(layer.Bytes()), ocispec.MediaTypeImageLayerZstd)
+				r, err := Decompress(bytes.NewReader(layer.Bytes()), ocispec.MediaTypeImageLayerZstd, 1)
 				if err != nil {
 					b.Fatal(err)
 				}

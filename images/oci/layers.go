@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/klauspost/compress/gzip"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
@@ -73,14 +74,14 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	plans = append(plans, last)
 	made := make([]*layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
-	g.SetLimit(b.Threads)
 	for i := range slices.Backward(plans) { // CRIU's layer takes longest
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
+		err := b.processors.Acquire(working, 1)
 		g.Go(func() error {
-			if err := working.Err(); err != nil {
+			if err != nil {
 				return err
 			}
-			var err error
+			defer b.processors.Release(1)
 			if made[i], err = b.makeLayer(working, &plans[i], previous); made[i] != nil && err == nil {
 				b.tell(made[i].desc)
 			}
@@ -140,7 +141,7 @@ func (b *builder) anchor(ctx context.Context, layerBytes uint64, above []layer) 
 	if err != nil {
 		return nil, err
 	}
-	l, err := b.writeLayer(ctx, LayerAnchor, b.pack(1), func(w io.Writer) error {
+	l, err := b.writeLayer(ctx, LayerAnchor, b.pack, func(w io.Writer) error {
 		_, err := w.Write(data)
 		return err
 	})
@@ -209,13 +210,9 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 			return &old, nil
 		}
 	}
-	processors := b.Threads
-	if p.kind == LayerGPU { // there are many
-		processors = 1
-	}
-	pack := b.pack(processors)
+	pack := b.pack
 	if b.Compression == Zstd && b.Level == 0 {
-		switch saves, err := worthwhile(p.entries); {
+		switch saves, err := b.worthwhile(p.entries); {
 		case err != nil:
 			return nil, err
 		case !saves:
@@ -232,10 +229,20 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	return l, nil
 }
 
-// pack compresses as the Options say, by so many processors. With more than eight, SHA-256 takes longer.
-func (b *builder) pack(processors int) func(io.Writer) (io.WriteCloser, error) {
-	return func(w io.Writer) (io.WriteCloser, error) { return b.Compression.writer(w, b.Level, min(processors, 8)) }
+// pack compresses as the Options say. Its output depends on its input alone.
+func (b *builder) pack(w io.Writer) (io.WriteCloser, error) {
+	switch b.Compression {
+	case None:
+		return unclosed{w}, nil
+	case Gzip:
+		return gzip.NewWriterLevel(w, max(1, b.Level))
+	}
+	return &framer{w: w, encoder: b.encoder, idle: b.processors}, nil
 }
+
+type unclosed struct{ io.Writer }
+
+func (unclosed) Close() error { return nil }
 
 // writeLayer writes what fill writes, through pack, into a layer of the store. On an error nothing is
 // left.
@@ -330,7 +337,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, b.pack(b.Threads), func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, b.pack, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})

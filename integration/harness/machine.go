@@ -24,9 +24,13 @@ var ownDirectories = map[string]string{
 // that runs there, and nowhere else.
 const machineScript = `
 home=$1; shift
+if [ -d /usr/local/nvidia ]; then # a driver
+	mkdir -p "$home/u/nvidia"
+	mount --rbind /usr/local/nvidia "$home/u/nvidia"
+fi
 for pair; do
 	mkdir -p "${pair#*=}"
-	mount --bind "$home/${pair%%=*}" "${pair#*=}"
+	mount --rbind "$home/${pair%%=*}" "${pair#*=}"
 done
 mount --make-rshared /
 echo

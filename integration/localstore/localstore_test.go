@@ -120,6 +120,10 @@ func TestCommit(t *testing.T) {
 			if _, err := s.Status(ctx, "layer"); !errdefs.IsNotFound(err) {
 				t.Error("the ingest is still there:", err)
 			}
+			read(ctx, t, s, data)
+			if _, err := s.ReaderAt(namespaces.WithNamespace(ctx, "other"), describe(data)); !errdefs.IsNotFound(err) {
+				t.Error("another namespace reads it:", err)
+			}
 			// A second time it is there already.
 			if err := begin(ctx, t, s, data).Commit(ctx, 0, ""); !errdefs.IsAlreadyExists(err) {
 				t.Error("committed twice:", err)
@@ -145,6 +149,36 @@ func (c collecting) Writer(ctx context.Context, opts ...content.WriterOpt) (cont
 	}
 	return c.Store.Writer(ctx, opts...)
 }
+
+// A blob is read past the socket once containerd has said that there is one; where its file is not to be had, through it.
+func TestReadPastTheSocket(t *testing.T) {
+	ctx, d := newDaemon(t)
+	data := []byte("GPU state")
+	if err := content.WriteBlob(ctx, d.store, "blob", bytes.NewReader(data), describe(data), root); err != nil {
+		t.Fatal(err)
+	}
+	s, err := localstore.Open(unread{d.store}, d.root, d.known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read(ctx, t, s, data)
+	if _, err := s.ReaderAt(ctx, describe([]byte("another"))); !errdefs.IsNotFound(err) {
+		t.Error("read what is not there:", err)
+	}
+	if err := os.Remove(filepath.Join(d.root, "blobs", "sha256", describe(data).Digest.Encoded())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.ReaderAt(ctx, describe(data)); !errors.Is(err, errSocket) {
+		t.Error("without the file:", err)
+	}
+}
+
+var errSocket = errors.New("through the socket")
+
+// unread is a store from which nothing is read through the socket.
+type unread struct{ content.Store }
+
+func (unread) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) { return nil, errSocket }
 
 // The collector may take the blob before containerd is asked for it.
 func TestCollectedInBetween(t *testing.T) {

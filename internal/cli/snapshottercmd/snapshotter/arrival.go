@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images/arriving"
 	"github.com/gpuckpt/gpuckpt/images/feed"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/registry"
 )
@@ -225,7 +226,7 @@ func (a *arrival) addCRIU(ctx context.Context, p *part, below []string) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if err := p.Unpack(a.lease, a.holds.c.ContentStore()); err != nil {
+	if err := p.Unpack(a.lease, localstore.Content(a.lease, a.holds.c)); err != nil {
 		return err
 	}
 	a.mu.Lock()
@@ -277,7 +278,7 @@ func (a *arrival) start(p *part) {
 func (a *arrival) fetch(ctx context.Context, p *part) error {
 	err := error(errdefs.ErrNotFound)
 	if c, derr := a.s.o.Dial(); derr == nil {
-		err = p.Fetch(ctx, registry.Local(c.ContentStore(), a.Ref, ocispec.Descriptor{}, "", registry.Options{}))
+		err = p.Fetch(ctx, registry.Local(localstore.Content(ctx, c), a.Ref, ocispec.Descriptor{}, "", registry.Options{}))
 		c.Close()
 	}
 	if err != nil { // also what is wrong there
