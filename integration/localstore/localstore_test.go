@@ -178,7 +178,9 @@ var errSocket = errors.New("through the socket")
 // unread is a store from which nothing is read through the socket.
 type unread struct{ content.Store }
 
-func (unread) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) { return nil, errSocket }
+func (unread) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
+	return nil, errSocket
+}
 
 // The collector may take the blob before containerd is asked for it.
 func TestCollectedInBetween(t *testing.T) {
