@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -211,7 +212,7 @@ func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, er
 		if a.Spec.NodeName != node || a.DeletionTimestamp != nil {
 			continue
 		}
-		if ready(&a) {
+		if is(&a, corev1.PodReady) {
 			return nil, nil
 		}
 		state = fmt.Sprintf("its pod %s there is not ready", a.Name)
@@ -224,14 +225,9 @@ func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, er
 		node, k.Spec.Pod, api.AgentName, cmp.Or(r.namespace, "of your installation"), state)}, nil
 }
 
-// ready reports whether a pod is ready.
-func ready(pod *corev1.Pod) bool {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.Status == corev1.ConditionTrue
-		}
-	}
-	return false
+// is reports whether a pod has a condition.
+func is(pod *corev1.Pod, condition corev1.PodConditionType) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == condition && c.Status == corev1.ConditionTrue })
 }
 
 // whyPending returns what the scheduler says of a pod without a node.

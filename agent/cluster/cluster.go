@@ -80,7 +80,8 @@ func Add(m manager.Manager, o Options) error {
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(turns.Share(&migrations{c})),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
 		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
-		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).Complete(&templates{c}),
+		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).
+			Watches(&api.Checkpoint{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(ofTemplate))).Complete(&templates{c}),
 		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)})),
 		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,7 +27,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// retry is how long a Checkpoint of a template that has failed stays at least before another is made.
+// retry is how long after the first Checkpoint of a template that failed another is made.
 const retry = time.Minute
 
 // templates has replicas continue from the checkpoint of the first one of their template that was ready.
@@ -37,8 +38,8 @@ const retry = time.Minute
 // does not start gets them back. Each step is one update, and is decided by the pod and the Checkpoint alone.
 type templates struct{ cluster }
 
-// Reconcile is called for a namespace, for each change of a pod of such a template: one namespace has one
-// worker, however many pods it makes.
+// Reconcile is called for a namespace, for each change of a pod of such a template and of its Checkpoints: one
+// namespace has one worker, however many pods it makes.
 func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.InNamespace(request.Namespace)); err != nil {
@@ -127,50 +128,74 @@ func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, fou
 	if of == "" {
 		return "", nil, errors.New("no controller owns it: only replicas of one owner continue from one checkpoint")
 	}
-	var k api.Checkpoint
-	name = checkpointName(pod, of)
-	err := r.client.Get(ctx, client.ObjectKey{Namespace: pod.Namespace, Name: name}, &k)
+	tries, err := r.tries(ctx, pod, of)
+	if err != nil || len(tries) == 0 {
+		return "", nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
+	}
+	k := tries[0]
 	found = k.Images()
 	missing := api.SetImages(pod.Spec.DeepCopy(), found)
 	switch {
-	case err != nil:
-		return name, nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
 	case k.Status.Phase == api.Failed:
-		return name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, a minute later at least", name)
+		return k.Name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, after twice as long each time", k.Name)
 	case k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil:
-		return name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", name)
+		return k.Name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", k.Name)
 	case k.Status.Template != of:
-		return name, nil, fmt.Errorf("the Checkpoint %s is of another template", name)
+		return k.Name, nil, fmt.Errorf("the Checkpoint %s is of another template", k.Name)
 	case missing != "":
-		return name, nil, fmt.Errorf("the Checkpoint %s lacks the container %s", name, missing)
+		return k.Name, nil, fmt.Errorf("the Checkpoint %s lacks the container %s", k.Name, missing)
 	}
-	return name, found, nil
+	return k.Name, found, nil
+}
+
+// tries returns the Checkpoints of a pod's template, the newest first: those before it have failed.
+func (r *templates) tries(ctx context.Context, pod *corev1.Pod, of string) ([]api.Checkpoint, error) {
+	var all api.CheckpointList
+	if err := r.client.List(ctx, &all, client.InNamespace(pod.Namespace), family(pod)); err != nil {
+		return nil, err
+	}
+	number := func(k api.Checkpoint) int { return try(k.Name, checkpointName(pod, of)) }
+	all.Items = slices.DeleteFunc(all.Items, func(k api.Checkpoint) bool { return number(k) == 0 })
+	slices.SortFunc(all.Items, func(a, b api.Checkpoint) int { return number(b) - number(a) })
+	return all.Items, nil
 }
 
 // take has a replica that started cold checkpointed when it is ready, if none of its template was. If that
-// failed, it is tried again when the replica is twice as old as at the failure, a minute later at least.
+// failed, it is tried again a minute later, and after twice as long each time, whichever replica is ready then.
 func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, error) {
 	of := template(pod)
-	if of == "" || !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.ContainersReady && c.Status == corev1.ConditionTrue
-	}) {
+	if of == "" || !is(pod, corev1.ContainersReady) {
 		return 0, nil
 	}
-	owner, k := metav1.GetControllerOf(pod), &api.Checkpoint{}
-	key := client.ObjectKey{Namespace: pod.Namespace, Name: checkpointName(pod, of)}
-	if err := r.client.Get(ctx, key, k); err == nil {
-		if !slices.ContainsFunc(k.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == owner.UID }) {
-			return 0, nil // somebody else's
-		}
-		return r.retake(ctx, pod, k)
-	} else if !apierrors.IsNotFound(err) {
+	tries, err := r.tries(ctx, pod, of)
+	if err != nil {
 		return 0, err
 	}
-	// A ReplicaSet has the name of its Deployment, and behind it the template's.
-	family := map[string]string{api.TemplateLabel: api.Short(strings.TrimSuffix(owner.Name, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey]))}
-	k = &api.Checkpoint{
+	owner, name := metav1.GetControllerOf(pod), checkpointName(pod, of)
+	failed := func(k *api.Checkpoint) bool { // and is not somebody else's
+		return k.Status.Phase == api.Failed && k.DeletionTimestamp == nil && slices.ContainsFunc(k.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == owner.UID })
+	}
+	for i := 1; i < len(tries); i++ {
+		if k := &tries[i]; failed(k) {
+			if err := r.client.Delete(ctx, k, client.Preconditions{UID: &k.UID}); client.IgnoreNotFound(err) != nil {
+				return 0, err
+			}
+		}
+	}
+	if len(tries) > 0 {
+		k := &tries[0]
+		if !failed(k) {
+			return 0, nil // it is called again when that changes
+		}
+		n := try(k.Name, name)
+		if left := retry<<min(n-1, 10) - r.now().Sub(cmp.Or(k.Status.CompletionTime, &k.CreationTimestamp).Time); left > 0 {
+			return left, nil
+		}
+		name = fmt.Sprintf("%s-%d", name, n+1)
+	}
+	k := &api.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: key.Namespace, Name: key.Name, Labels: family, Finalizers: []string{api.ImageFinalizer},
+			Namespace: pod.Namespace, Name: name, Labels: family(pod), Finalizers: []string{api.ImageFinalizer},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: owner.APIVersion, Kind: owner.Kind, Name: owner.Name, UID: owner.UID}},
 		},
 		Spec: api.Spec{Pod: pod.Name, Repository: pod.Annotations[api.Repository], PushSecret: pod.Annotations[api.PushSecret]},
@@ -182,30 +207,13 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 	case err != nil:
 		return 0, client.IgnoreAlreadyExists(err)
 	}
-	r.events.Event(pod, corev1.EventTypeNormal, "CheckpointBegins", "it is the first of its template that is ready: "+key.Name)
+	r.events.Event(pod, corev1.EventTypeNormal, "CheckpointBegins", "it is the first of its template that is ready: "+name)
 	var made api.CheckpointList
-	if err := r.direct.List(ctx, &made, client.InNamespace(key.Namespace), client.MatchingLabels(family)); err != nil {
+	if err := r.direct.List(ctx, &made, client.InNamespace(pod.Namespace), family(pod)); err != nil {
 		return 0, err
 	}
 	taken := slices.DeleteFunc(made.Items, func(k api.Checkpoint) bool { return k.Status.Template == "" }) // whoever makes one writes labels
-	return glance, r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
-}
-
-// retake deletes a template's Checkpoint that has failed, when a replica is to be checkpointed again.
-func (r *templates) retake(ctx context.Context, pod *corev1.Pod, k *api.Checkpoint) (time.Duration, error) {
-	switch {
-	case k.DeletionTimestamp != nil:
-		return again, nil
-	case !k.Status.Phase.Over():
-		return glance, nil
-	case k.Status.Phase == api.Succeeded:
-		return 0, nil
-	}
-	ended := cmp.Or(k.Status.CompletionTime, &k.CreationTimestamp).Time
-	if left := max(ended.Sub(pod.CreationTimestamp.Time), retry) - r.now().Sub(ended); left > 0 {
-		return left, nil
-	}
-	return again, client.IgnoreNotFound(r.client.Delete(ctx, k, client.Preconditions{UID: &k.UID}))
+	return 0, r.drop(ctx, taken, keep, func(api.Checkpoint) string { return "" })
 }
 
 // stuck returns why a pod does not start from its checkpoint, or "".
@@ -240,6 +248,9 @@ func given(pod *corev1.Pod) map[string]string {
 	return all
 }
 
+// ofTemplate reports whether a Checkpoint is of a template.
+func ofTemplate(k client.Object) bool { return k.GetLabels()[api.TemplateLabel] != "" }
+
 // template returns a digest of what the replicas of one template have alike, and no other pod has: their owner
 // and its revision, and all of their containers but what each pod gets of its own. It is "" for a pod that
 // is no replica.
@@ -265,7 +276,27 @@ func template(pod *corev1.Pod) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// checkpointName is the name of the Checkpoint of a template, which one replica makes.
+// checkpointName is the name of the first Checkpoint of a template, which one replica makes.
 func checkpointName(pod *corev1.Pod, template string) string {
 	return api.EvictionName(metav1.GetControllerOf(pod).Name, template)
+}
+
+// try returns the number of a Checkpoint among those of a template, which ends all names but the first; 0:
+// it is none of them.
+func try(name, first string) int {
+	if name == first {
+		return 1
+	}
+	number, ok := strings.CutPrefix(name, first+"-")
+	if n, err := strconv.Atoi(number); ok && err == nil {
+		return max(n, 0)
+	}
+	return 0
+}
+
+// family is the label of all Checkpoints of a pod's owner. A ReplicaSet has the name of its Deployment, and
+// behind it the template's.
+func family(pod *corev1.Pod) client.MatchingLabels {
+	of := strings.TrimSuffix(metav1.GetControllerOf(pod).Name, "-"+pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey])
+	return client.MatchingLabels{api.TemplateLabel: api.Short(of)}
 }

@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,12 +14,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllertest"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
@@ -174,16 +181,18 @@ func TestAnotherTemplate(t *testing.T) {
 		taken func(*api.Checkpoint)
 		why   string
 	}{
-		"the same":                      {},
-		"another namespace":             {pod: func(p *corev1.Pod) { p.Namespace = "other" }, why: "no checkpoint of its template"},
-		"another owner":                 {pod: func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" }, why: "no checkpoint of its template"},
-		"no owner":                      {pod: func(p *corev1.Pod) { p.OwnerReferences = nil }, why: "no controller owns it"},
-		"another revision":              {pod: func(p *corev1.Pod) { p.Labels["pod-template-hash"] = "def" }, why: "no checkpoint of its template"},
-		"of a StatefulSet":              {pod: func(p *corev1.Pod) { p.Labels["controller-revision-hash"] = "def" }, why: "no checkpoint of its template"},
-		"other arguments":               {pod: func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--model=b"} }, why: "no checkpoint of its template"},
-		"another image":                 {pod: func(p *corev1.Pod) { p.Spec.InitContainers[0].Image = "init:2" }, why: "no checkpoint of its template"},
-		"another volume":                {pod: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].Name = "b" }, why: "no checkpoint of its template"},
-		"failed":                        {taken: func(c *api.Checkpoint) { c.Status.Phase = api.Failed }, why: "has failed: it is made again"},
+		"the same":          {},
+		"another namespace": {pod: func(p *corev1.Pod) { p.Namespace = "other" }, why: "no checkpoint of its template"},
+		"another owner":     {pod: func(p *corev1.Pod) { p.OwnerReferences[0].UID = "other" }, why: "no checkpoint of its template"},
+		"no owner":          {pod: func(p *corev1.Pod) { p.OwnerReferences = nil }, why: "no controller owns it"},
+		"another revision":  {pod: func(p *corev1.Pod) { p.Labels["pod-template-hash"] = "def" }, why: "no checkpoint of its template"},
+		"of a StatefulSet":  {pod: func(p *corev1.Pod) { p.Labels["controller-revision-hash"] = "def" }, why: "no checkpoint of its template"},
+		"other arguments":   {pod: func(p *corev1.Pod) { p.Spec.Containers[0].Args = []string{"--model=b"} }, why: "no checkpoint of its template"},
+		"another image":     {pod: func(p *corev1.Pod) { p.Spec.InitContainers[0].Image = "init:2" }, why: "no checkpoint of its template"},
+		"another volume":    {pod: func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].Name = "b" }, why: "no checkpoint of its template"},
+		"failed": {taken: func(c *api.Checkpoint) {
+			c.Status.Phase, c.Status.CompletionTime = api.Failed, new(metav1.NewTime(start))
+		}, why: "has failed: it is made again"},
 		"forged":                        {taken: func(c *api.Checkpoint) { c.Status.Template = strings.Repeat("0", 64) }, why: "of another template"},
 		"of no replica":                 {taken: func(c *api.Checkpoint) { c.Status.Template = "" }, why: "of another template"},
 		"without one of its containers": {taken: func(c *api.Checkpoint) { c.Status.Containers[0].Name = "init" }, why: "lacks the container main"},
@@ -216,83 +225,133 @@ func TestAnotherTemplate(t *testing.T) {
 	}
 }
 
-// A checkpoint that failed is made again when its replica is twice as old, or a later one is ready, and never
-// at once. One that succeeded is left alone.
+// A checkpoint that failed is made again after a minute, and after twice as long each time, however many replicas
+// come meanwhile. One that is deleted is made again at once, and one that succeeded or is not the controller's is
+// left alone.
 func TestTemplateAgain(t *testing.T) {
 	k := newTest(t)
-	born := func(name string) *corev1.Pod {
-		pod := made(name)
+	replicas := 0
+	come := func() {
+		replicas++
+		pod := made(fmt.Sprintf("replica-%d", replicas))
 		pod.CreationTimestamp = metav1.NewTime(k.clock)
-		return pod
+		k.ready(k.comes(pod))
 	}
-	fails := func(c *api.Checkpoint) {
-		now := metav1.NewTime(k.clock)
-		c.Status.Phase, c.Status.CompletionTime = api.Failed, &now
+	ends := func(phase api.Phase) {
+		t.Helper()
+		c := k.taken()
+		c.Status.Phase, c.Status.CompletionTime = phase, new(metav1.NewTime(k.clock))
 		k.must(k.client.Status().Update(t.Context(), c))
 	}
-	// later has time pass, and reports whether the Checkpoint was made again.
-	later := func(d time.Duration) bool {
-		t.Helper()
-		k.clock = k.clock.Add(d)
-		k.look()
-		c := k.taken()
-		if c.DeletionTimestamp == nil {
-			return c.Status.Phase == ""
+	// pruned has the images of those pruned that are deleted, and the namespace looked at for that alone.
+	pruned := func() {
+		var all api.CheckpointList
+		k.must(k.client.List(t.Context(), &all))
+		for _, c := range all.Items {
+			if c.DeletionTimestamp != nil {
+				c.Finalizers = nil
+				k.must(k.client.Update(t.Context(), &c))
+			}
 		}
-		c.Finalizers = nil // as the pruner does
-		k.must(k.client.Update(t.Context(), c))
 		k.look()
-		return k.taken().Status.Phase == ""
 	}
-	k.ready(k.comes(born("first")))
-	k.clock = k.clock.Add(10 * time.Minute)
-	fails(k.taken())
-	if later(9 * time.Minute) {
-		t.Error("the first one is checkpointed again too soon")
+	come()
+	first := k.taken().Name
+	for i, wait := range []time.Duration{1, 2, 4, 8} {
+		ends(api.Failed)
+		for end := k.clock.Add(wait * time.Minute); k.clock.Before(end); k.clock = k.clock.Add(30 * time.Second) {
+			if come(); k.taken().Status.Phase == "" {
+				t.Fatalf("after failure %d it is made again %s too soon", i+1, end.Sub(k.clock))
+			}
+		}
+		k.look()
+		pruned()
+		if c := k.taken(); c.Status.Phase != "" || c.Name != fmt.Sprintf("%s-%d", first, i+2) {
+			t.Fatalf("after failure %d there is %s, %s", i+1, c.Name, c.Status.Phase)
+		}
 	}
-	if !later(time.Minute) {
-		t.Error("the first one is not checkpointed again")
+	ends(api.Failed)
+	k.must(k.client.Delete(t.Context(), k.taken()))
+	pruned()
+	if c := k.taken(); c.Status.Phase != "" || c.Name != first {
+		t.Errorf("after one was deleted there is %s, %s", c.Name, c.Status.Phase)
 	}
-	fails(k.taken())
-	k.ready(k.comes(born("second")))
-	if later(retry - time.Second) {
-		t.Error("with a second one it is made again at once")
-	}
-	if !later(time.Second) {
-		t.Error("with a second one it is not made again")
-	}
-	k.succeeds(k.taken())
-	if later(24 * time.Hour) {
-		t.Error("one that succeeded is made again")
-	}
-	fails(k.taken())
-	users := k.taken()
-	users.OwnerReferences = nil
-	k.must(k.client.Update(t.Context(), users))
-	if later(48 * time.Hour) {
-		t.Error("one that the controller has not made is deleted")
+	for _, phase := range []api.Phase{api.Succeeded, api.Failed} {
+		ends(phase)
+		if phase == api.Failed { // a user's
+			c := k.taken()
+			c.OwnerReferences = nil
+			k.must(k.client.Update(t.Context(), c))
+		}
+		k.clock = k.clock.Add(48 * time.Hour)
+		come()
+		if c := k.taken(); c.Status.Phase != phase {
+			t.Errorf("one that is not to be made again is: %s, %s", c.Name, c.Status.Phase)
+		}
 	}
 }
 
-// While a checkpoint runs or is to be made again, its namespace is looked at again without a change of a pod.
+// watched has the test say what happens to the objects of a kind that controllers watch.
+type watched struct {
+	cache.Cache
+	cache.Informer
+
+	kind string
+	on   chan<- handling // each handler of events
+}
+
+type handling struct {
+	kind string
+	toolscache.ResourceEventHandler
+}
+
+func (w watched) Start(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (watched) WaitForCacheSync(context.Context) bool { return true }
+
+func (w watched) GetInformer(_ context.Context, o client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
+	w.kind = fmt.Sprintf("%T", o)
+	return w, nil
+}
+
+func (w watched) AddEventHandlerWithOptions(h toolscache.ResourceEventHandler, _ toolscache.HandlerOptions) (toolscache.ResourceEventHandlerRegistration, error) {
+	w.on <- handling{w.kind, h}
+	return controllertest.NewFakeInformer(controllertest.Synced).AddEventHandler(h)
+}
+
+// The Checkpoints of a template are watched: one that is deleted is made again without a change of a pod.
 func TestTemplateLooksAgain(t *testing.T) {
 	k := newTest(t)
-	for i, want := range []time.Duration{0, glance, retry, 0} {
-		if i == 1 {
-			pod := made("first")
-			pod.CreationTimestamp = metav1.NewTime(k.clock)
-			k.ready(k.comes(pod))
-		}
-		if i > 1 {
-			now, c := metav1.NewTime(k.clock), k.taken()
-			c.Status.Phase, c.Status.CompletionTime = []api.Phase{api.Failed, api.Succeeded}[i-2], &now
-			k.must(k.client.Status().Update(t.Context(), c))
-		}
-		result, err := (&templates{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns"}})
-		if err != nil || result.RequeueAfter != want {
-			t.Errorf("step %d: after %s, %v, want %s", i, result.RequeueAfter, err, want)
+	k.ready(k.comes(made("first")))
+	gone := k.taken()
+	gone.Finalizers = nil
+	k.must(k.client.Update(t.Context(), gone))
+	k.must(k.client.Delete(t.Context(), gone))
+	on := make(chan handling)
+	m, err := ctrl.NewManager(&rest.Config{Host: "localhost:1"}, ctrl.Options{
+		Scheme: k.client.Scheme(), Metrics: server.Options{BindAddress: "0"},
+		NewCache:       func(*rest.Config, cache.Options) (cache.Cache, error) { return watched{on: on}, nil },
+		NewClient:      func(*rest.Config, client.Options) (client.Client, error) { return k.client, nil },
+		MapperProvider: func(*rest.Config, *http.Client) (meta.RESTMapper, error) { return k.client.RESTMapper(), nil },
+	})
+	k.must(err)
+	k.must(Add(m, Options{}))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Start(ctx) }()
+	for limit := time.After(time.Minute); k.client.Get(t.Context(), client.ObjectKeyFromObject(gone), &api.Checkpoint{}) != nil; {
+		select {
+		case h := <-on:
+			if h.kind == fmt.Sprintf("%T", gone) {
+				h.OnDelete(gone)
+			}
+		case <-limit:
+			t.Fatal("it is not made again")
+		case <-time.After(10 * time.Millisecond):
 		}
 	}
+	stop()
+	k.must(<-ended)
 }
 
 // An agent that writes the status cannot have the pods of others run an image of another repository.

@@ -79,6 +79,9 @@ func otlp(found []oplog.Entry, host string) otlpTraces {
 			whole.Attributes = append(whole.Attributes, text("gpuckpt.failed_step", e.Failed))
 			whole.Status = &otlpStatus{Code: otlpError, Message: e.Error}
 		}
+		if e.Afresh() {
+			whole.Name, whole.Attributes = "start afresh", append(whole.Attributes, text("gpuckpt.not_restored", e.Error))
+		}
 		scope.Spans = append(scope.Spans, whole)
 		for i, p := range e.Phases {
 			id := sha256.Sum256(fmt.Appendf(nil, "%s/%d", root, i))

@@ -27,6 +27,7 @@ func TestOTLP(t *testing.T) {
 		{Operation: "checkpoint", Namespace: "default", Container: "job", Began: began, Took: 3 * time.Second,
 			Phases: []images.Phase{{Name: "pause", Took: time.Second}, {Name: "dump", Start: time.Second, Took: 2 * time.Second, Bytes: 7}}},
 		{Operation: "restore", Namespace: "default", Container: "job", Began: began.Add(time.Hour), Took: time.Second, Failed: "restore", Error: "broken"},
+		{Operation: "restore", Namespace: "default", Container: "job", Began: began.Add(2 * time.Hour), Took: time.Second, Error: "another driver"},
 	} {
 		if err := oplog.Append(dir, e); err != nil {
 			t.Fatal(err)
@@ -57,10 +58,10 @@ func TestOTLP(t *testing.T) {
 		t.Fatal(err)
 	}
 	spans := traces.ResourceSpans[0].ScopeSpans[0].Spans
-	if len(spans) != 4 {
+	if len(spans) != 5 {
 		t.Fatalf("there are %d spans", len(spans))
 	}
-	whole, pause, dump, restore := spans[0], spans[1], spans[2], spans[3]
+	whole, pause, dump, restore, afresh := spans[0], spans[1], spans[2], spans[3], spans[4]
 	if whole.Name != "checkpoint" || whole.Start != "1700000000000000005" || whole.End != "1700000003000000005" || whole.Parent != "" || len(whole.Trace) != 32 || len(whole.ID) != 16 {
 		t.Errorf("the checkpoint is %+v", whole)
 	}
@@ -69,5 +70,8 @@ func TestOTLP(t *testing.T) {
 	}
 	if restore.Trace == whole.Trace || restore.Status == nil || restore.Status.Code != otlpError || restore.Status.Message != "broken" {
 		t.Errorf("the restore is %+v", restore)
+	}
+	if why := afresh.Attributes[len(afresh.Attributes)-1]; afresh.Name != "start afresh" || afresh.Status != nil || why != text("gpuckpt.not_restored", "another driver") {
+		t.Errorf("the start from the beginning is %+v", afresh)
 	}
 }
