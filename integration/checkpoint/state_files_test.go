@@ -137,14 +137,15 @@ func TestDamagedState(t *testing.T) {
 // Where the staging area is not steered, by the node's wish or because its
 // memory is limited, the driver fills the process's memory and CRIU dumps it.
 func TestLeftToCRIU(t *testing.T) {
-	for _, test := range []struct{ name, settings string }{
-		{"unsteered", "steer = false"},
-		{"limited", "memory_limit = 20_000_000\nwhen_short = \"driver\""},
+	for _, test := range []struct{ name, settings, bytes string }{
+		{"unsteered", "steer = false", "512M"}, // as a real driver's least
+		{"limited", "memory_limit = 20_000_000\nwhen_short = \"driver\"", "512M"},
+		{"no-room-for-workers", "memory_limit = 20_971_520\nwhen_short = \"driver\"", "14M"}, // besides
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)
 			shared.Configured(t, shared.Staging(test.name, test.settings))
-			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", "512M") // as a real driver's least
+			k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "pattern", "--bytes", test.bytes)
 			k.Expect(t, "verify", "bad=0")
 			dir := memoryDir(t)
 			checkpointInto(t, shared, k, dir)

@@ -40,6 +40,9 @@ const (
 	maxLead      = 1 << 30
 )
 
+// spare is what the workers take of the cgroup after they have made a file: the kernel kills one otherwise.
+const spare = 16 << 20
+
 // Filler makes the files of staging areas and fills them with pages. One Filler is for all areas of
 // this process: it bounds the threads that fill.
 type Filler struct {
@@ -140,8 +143,8 @@ func (b *File) checkSpace() error {
 	if st.Blocks > 0 && st.Bavail*uint64(st.Bsize) < b.size {
 		return fmt.Errorf("%d bytes, and the file system has %d: %w", b.size, st.Bavail*uint64(st.Bsize), unix.ENOSPC)
 	}
-	if room := host.Headroom(""); b.size > room {
-		return fmt.Errorf("%d bytes, and the memory limit of this cgroup leaves %d: %w", b.size, room, unix.ENOMEM)
+	if room := host.Headroom(""); b.size+spare > room {
+		return fmt.Errorf("%d bytes and %d for the workers, and the memory limit of this cgroup leaves %d: %w", b.size, spare, room, unix.ENOMEM)
 	}
 	return nil
 }
