@@ -10,14 +10,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -42,15 +40,6 @@ type attendance struct {
 	cluster
 
 	namespace string // the agents'; empty: any
-
-	mu    sync.Mutex
-	since map[types.UID]wait // of the Checkpoints that are alone
-}
-
-// wait is since when a Checkpoint is alone, for one reason.
-type wait struct {
-	reason string
-	since  time.Time
 }
 
 // Reconcile is called for each change of a Checkpoint, and again while it is not over.
@@ -60,7 +49,6 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if k.Status.Phase.Over() || k.DeletionTimestamp != nil && k.Status.Phase != api.Running {
-		r.attended(&k)
 		return ctrl.Result{}, r.after(ctx, &k)
 	}
 	alone, err := r.alone(ctx, &k)
@@ -71,14 +59,13 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, err
 	}
 	if alone == nil {
-		r.attended(&k)
 		before, err := r.before(ctx, &k)
 		if err != nil {
 			return ctrl.Result{}, err
 		}
 		return ctrl.Result{RequeueAfter: glance}, r.waits(ctx, &k, before)
 	}
-	var limit time.Duration // of all others, which no waiting mends
+	var limit time.Duration // 0 of all others, which no waiting mends
 	next := glance
 	switch alone.reason {
 	case api.NoAgent:
@@ -86,9 +73,13 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	case api.NotScheduled:
 		limit, next = unscheduled, soonest
 	}
-	if left := limit - r.waited(&k, alone.reason); left > 0 {
-		err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, limit)})
-		return ctrl.Result{RequeueAfter: min(left, next)}, err
+	lasts := limit
+	if said := meta.FindStatusCondition(k.Status.Conditions, api.Waiting); said != nil && said.Reason == alone.reason {
+		limit -= r.now().Sub(said.LastTransitionTime.Time)
+	}
+	if limit > 0 {
+		err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, lasts)})
+		return ctrl.Result{RequeueAfter: min(limit, next)}, err
 	}
 	now := metav1.NewTime(r.now())
 	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Failed, "", 0, &now, nil
@@ -98,7 +89,6 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.client.Status().Update(ctx, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	r.attended(&k)
 	r.events.Event(&k, corev1.EventTypeWarning, alone.reason, alone.Error())
 	var pod corev1.Pod
 	if r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod) == nil && pod.UID == k.Status.PodUID && api.Ending(&pod) != "" {
@@ -131,10 +121,11 @@ func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure)
 	switch {
 	case why == nil && said == nil, why != nil && said != nil && said.Reason == why.reason && said.Message == why.Error():
 		return nil
-	case why == nil:
+	case why == nil, said != nil && said.Reason != why.reason: // for another reason it waits from now on
 		meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
-	default:
-		meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: why.reason, Message: why.Error(), ObservedGeneration: k.Generation})
+	}
+	if why != nil {
+		meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: why.reason, Message: why.Error(), ObservedGeneration: k.Generation, LastTransitionTime: metav1.NewTime(r.now())})
 	}
 	if err := r.client.Status().Update(ctx, k); err != nil {
 		return client.IgnoreNotFound(err)
@@ -241,22 +232,4 @@ func whyPending(pod *corev1.Pod) string {
 		return "it has the scheduling gate " + pod.Spec.SchedulingGates[0].Name
 	}
 	return "no scheduler has said why"
-}
-
-// waited returns for how long a Checkpoint has been alone for a reason.
-func (r *attendance) waited(k *api.Checkpoint, reason string) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	w, ok := r.since[k.UID]
-	if !ok || w.reason != reason {
-		w = wait{reason, r.now()}
-		r.since[k.UID] = w
-	}
-	return r.now().Sub(w.since)
-}
-
-func (r *attendance) attended(k *api.Checkpoint) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.since, k.UID)
 }

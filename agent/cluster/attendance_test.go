@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -68,12 +67,12 @@ func TestAttendance(t *testing.T) {
 				}
 			}
 			k := newTest(t, objects...)
-			r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
-			if c.gone {
-				r.namespace = ""
-			}
 			look := func() (api.Checkpoint, time.Duration) {
 				t.Helper()
+				r := &attendance{cluster: k.cluster, namespace: "ns"} // as one that was restarted
+				if c.gone {
+					r.namespace = ""
+				}
 				result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
 				if err != nil {
 					t.Fatal(err)
@@ -96,8 +95,8 @@ func TestAttendance(t *testing.T) {
 			k.clock = k.clock.Add(time.Second)
 			now, _ := look()
 			if c.reason == "" {
-				if now.Status.Phase != c.status.Phase || len(k.events.Events) > 0 || len(r.since) > 0 {
-					t.Errorf("%+v, %d events, %v", now.Status, len(k.events.Events), r.since)
+				if now.Status.Phase != c.status.Phase || len(k.events.Events) > 0 {
+					t.Errorf("%+v, %d events", now.Status, len(k.events.Events))
 				}
 				return
 			}
@@ -112,8 +111,8 @@ func TestAttendance(t *testing.T) {
 			if c.pod != nil && api.Ending(c.pod) != "" {
 				want++ // of the pod
 			}
-			if len(k.events.Events) != want || len(r.since) > 0 {
-				t.Errorf("%d events, want %d; %v", len(k.events.Events), want, r.since)
+			if len(k.events.Events) != want {
+				t.Errorf("%d events, want %d", len(k.events.Events), want)
 			}
 		})
 	}
@@ -124,7 +123,7 @@ func TestQueued(t *testing.T) {
 	first := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "first"}, Status: api.Status{Phase: api.Running, Node: "here"}}
 	second := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "job"}, Status: api.Status{Node: "here"}}
 	k := newTest(t, first, second, running("job", "here"), agentOn("here", corev1.ConditionTrue))
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	for _, want := range []string{"the node here is at the Checkpoint first of this namespace", ""} {
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
 			t.Fatal(err)
@@ -161,7 +160,7 @@ func pending(conditions ...corev1.PodCondition) *corev1.Pod {
 func TestAttendanceOfAPodThatIsScheduled(t *testing.T) {
 	pod := pending()
 	k := newTest(t, pod, &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}})
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	look := func(reason string) {
 		t.Helper()
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
@@ -182,6 +181,11 @@ func TestAttendanceOfAPodThatIsScheduled(t *testing.T) {
 	k.must(k.client.Update(t.Context(), pod))
 	k.clock = k.clock.Add(2 * time.Second)
 	look(api.NoAgent)
+	for _, want := range []string{api.NotScheduled, api.NoAgent} {
+		if e := k.says(); !strings.HasPrefix(e, "Warning "+want) {
+			t.Errorf("the event is %q, want %s", e, want)
+		}
+	}
 	k.must(k.client.Create(t.Context(), agentOn("here", corev1.ConditionTrue)))
 	look("")
 }
@@ -189,7 +193,7 @@ func TestAttendanceOfAPodThatIsScheduled(t *testing.T) {
 // An agent that is away for a moment, such as for an update, ends nothing.
 func TestAttendanceOfAnAgentThatComesBack(t *testing.T) {
 	k := newTest(t, running("job", "here"), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}})
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	for range 5 {
 		for _, there := range []bool{false, true} {
 			agent := agentOn("here", corev1.ConditionTrue)
@@ -214,7 +218,7 @@ func TestAttendanceOfAnAgentThatComesBack(t *testing.T) {
 func TestMigrationWithoutAnAgent(t *testing.T) {
 	k := newTest(t, running("old", "here"), migration(nil))
 	k.step()
-	r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	for range 2 {
 		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err != nil {
 			t.Fatal(err)
@@ -237,7 +241,7 @@ func TestAttendanceForTheNode(t *testing.T) {
 	for _, c := range []struct{ secret, reason string }{{"registry", ""}, {"opaque", "NoSecret"}, {"none", "NoSecret"}} {
 		k := newTest(t, secret.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
 			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/job", PushSecret: c.secret, LeaveRunning: new(false)}})
-		r := &attendance{cluster: k.cluster, namespace: "ns", since: make(map[types.UID]wait)}
+		r := &attendance{cluster: k.cluster, namespace: "ns"}
 		look := func() (now api.Checkpoint) {
 			t.Helper()
 			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
@@ -291,7 +295,7 @@ func TestDeletedKeepsItsPod(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Finalizers: []string{api.ImageFinalizer}, DeletionTimestamp: &now},
 		Spec:       api.Spec{Pod: "job", LeaveRunning: new(false)}, Status: api.Status{Phase: api.Succeeded, PodUID: "12345678-9"},
 	})
-	r := &attendance{cluster: k.cluster, since: make(map[types.UID]wait)}
+	r := &attendance{cluster: k.cluster}
 	if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil || !k.get("job", &corev1.Pod{}) {
 		t.Errorf("the pod is gone, or %v", err)
 	}

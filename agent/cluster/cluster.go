@@ -14,7 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -82,7 +81,7 @@ func Add(m manager.Manager, o Options) error {
 		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
 		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).
 			Watches(&api.Checkpoint{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(ofTemplate))).Complete(&templates{c}),
-		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace, since: make(map[types.UID]wait)})),
+		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace})),
 		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),
 	)

@@ -54,7 +54,7 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	if err := r.prune(ctx, &k); err != nil {
 		refused, answered := errors.AsType[*transport.Error](err)
 		_, final := errors.AsType[failure](err)
-		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
+		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
 		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", api.Text(err.Error()))

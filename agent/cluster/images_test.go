@@ -69,6 +69,13 @@ func TestPruneWhile(t *testing.T) {
 	}
 }
 
+// A registry that has no time for it is asked again.
+func TestPruneOfABusyRegistry(t *testing.T) {
+	if pruning(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }) == nil {
+		t.Error("its image is left")
+	}
+}
+
 // A registry has the controller ask nothing of another host, but for a token, and nothing of its own.
 func TestPruneElsewhere(t *testing.T) {
 	var asked atomic.Int32

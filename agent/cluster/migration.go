@@ -57,6 +57,9 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err := r.client.Get(ctx, request.NamespacedName, &m); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	if m.Status.Phase == api.Failed && m.DeletionTimestamp == nil {
+		return ctrl.Result{}, r.undo(ctx, &m) // not before the cause is noted, which the next round would not find
+	}
 	if m.Status.Phase.Over() || m.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil
 	}
@@ -74,9 +77,6 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if err != nil {
 		f, ok := errors.AsType[failure](err)
 		if !ok {
-			return ctrl.Result{}, err
-		}
-		if err := errors.Join(r.undo(ctx, &m), r.unhook(ctx, &m, f)); err != nil {
 			return ctrl.Result{}, err
 		}
 		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.reason, f.Error()
@@ -327,30 +327,29 @@ func (r *migrations) remove(ctx context.Context, old *corev1.Pod, gone bool) err
 	return errWait
 }
 
-// unhook has the preStop hook of a pod that ends wait no longer for the Checkpoint of its Migration.
-func (r *migrations) unhook(ctx context.Context, m *api.Migration, why error) error {
-	var old corev1.Pod
-	err := r.pod(ctx, m, m.Spec.Pod, &old)
-	if err != nil || m.Name != api.EvictionName(old.Name, string(old.UID)) || meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil {
-		return client.IgnoreNotFound(err)
-	}
-	return r.refuse(ctx, &old, api.Text(why.Error()))
-}
-
-// undo deletes the new pod, if it is this Migration's. When the old one ends or is gone, the new one
-// is the only one: it stays, and the kubelet tries on.
+// undo undoes what a Migration has done that has failed. The preStop hook of a pod that ends waits no longer
+// for its Checkpoint. The new pod is deleted. When the old one ends or is gone, the new one is the only one:
+// it stays, and the kubelet tries on.
 func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
 	var old, fresh corev1.Pod
-	if err := r.pod(ctx, m, m.Status.NewPod, &fresh); err != nil || fresh.Annotations[api.MigrationAnnotation] != string(m.UID) {
+	gone := r.pod(ctx, m, m.Spec.Pod, &old)
+	if client.IgnoreNotFound(gone) != nil {
+		return gone
+	}
+	why := meta.FindStatusCondition(m.Status.Conditions, api.HasFailed)
+	if gone == nil && m.Name == api.EvictionName(old.Name, string(old.UID)) && meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && old.Annotations[api.Refused] == "" && why != nil {
+		if err := r.refuse(ctx, &old, why.Message); err != nil {
+			return err
+		}
+	}
+	if err := r.pod(ctx, m, m.Status.NewPod, &fresh); err != nil || fresh.Annotations[api.MigrationAnnotation] != string(m.UID) || fresh.DeletionTimestamp != nil {
 		return client.IgnoreNotFound(err)
 	}
-	err := r.pod(ctx, m, m.Spec.Pod, &old)
-	if client.IgnoreNotFound(err) != nil {
-		return err
-	}
-	ends := err != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
+	ends := gone != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
 	if ends && len(fresh.Spec.SchedulingGates) == 0 {
-		fresh.OwnerReferences = nil
+		if controllerutil.RemoveOwnerReference(m, &fresh, r.client.Scheme()) != nil {
+			return nil // it has none
+		}
 		return client.IgnoreNotFound(r.client.Update(ctx, &fresh))
 	}
 	return client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID}))

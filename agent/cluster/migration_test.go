@@ -21,6 +21,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
@@ -272,6 +273,29 @@ func TestMigrationFails(t *testing.T) {
 				t.Errorf("the pods are not as they were: %+v", old)
 			}
 		})
+	}
+}
+
+// Whoever else writes the status of a Migration that fails costs it neither the cause nor the end of the new pod.
+func TestMigrationFailsAmongOthers(t *testing.T) {
+	k := newTest(t, running("old", "here"), migration(nil))
+	k.step()
+	k.checkpointed(api.Succeeded)
+	k.step()
+	k.clock = k.clock.Add(time.Hour)
+	whole := k.client
+	k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
+		SubResourceUpdate: func(context.Context, client.Client, string, client.Object, ...client.SubResourceUpdateOption) error {
+			return apierrors.NewConflict(schema.GroupResource{}, "m", errors.New("somebody else"))
+		},
+	})
+	if _, err := (&migrations{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err == nil {
+		t.Fatal("there is no conflict")
+	}
+	k.client = whole
+	m := k.step()
+	if said := meta.FindStatusCondition(m.Status.Conditions, api.HasFailed); said == nil || said.Reason != "RestoreFailed" || k.get("m", &corev1.Pod{}) {
+		t.Errorf("%+v", m.Status)
 	}
 }
 

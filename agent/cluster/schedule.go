@@ -40,7 +40,7 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		pods, err = metav1.LabelSelectorAsSelector(s.Spec.Selector)
 	}
 	if err != nil {
-		return ctrl.Result{}, r.say(ctx, &s, metav1.ConditionFalse, "Invalid", err.Error())
+		return ctrl.Result{}, r.say(ctx, &s, false, metav1.ConditionFalse, "Invalid", err.Error())
 	}
 	var made api.CheckpointList
 	if err := r.direct.List(ctx, &made, client.InNamespace(s.Namespace), client.MatchingLabels{api.ScheduleLabel: s.Name}); err != nil {
@@ -57,34 +57,28 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	now := r.now()
 	next := times.Next(last.UTC())
 	if next.IsZero() {
-		return ctrl.Result{}, r.say(ctx, &s, metav1.ConditionFalse, "Invalid", "that time never comes")
+		return ctrl.Result{}, r.say(ctx, &s, false, metav1.ConditionFalse, "Invalid", "that time never comes")
 	}
-	if next.After(now) {
-		if s.Status.Next == nil || !s.Status.Next.Time.Equal(next) {
-			at := metav1.NewTime(next)
-			s.Status.Next = &at
-			if err := r.say(ctx, &s, metav1.ConditionTrue, "Valid", "it waits for the next time"); err != nil {
-				return ctrl.Result{}, err
-			}
+	if !next.After(now) {
+		if err := r.make(ctx, &s, pods, next, made.Items); err != nil {
+			return ctrl.Result{}, err
 		}
-		return ctrl.Result{RequeueAfter: next.Sub(now)}, nil
+		// Of the times that have gone by while nobody looked, one is made up for.
+		for ; !next.After(now); next = times.Next(next) {
+			s.Status.Last = new(metav1.NewTime(next))
+		}
 	}
-	if err := r.make(ctx, &s, pods, next, made.Items); err != nil {
-		return ctrl.Result{}, err
-	}
-	// Of the times that have gone by while nobody looked, one is made up for.
-	for after := times.Next(next); !after.After(now); after = times.Next(after) {
-		next = after
-	}
-	at, after := metav1.NewTime(next), metav1.NewTime(times.Next(next))
-	s.Status.Last, s.Status.Next = &at, &after
-	return ctrl.Result{RequeueAfter: after.Sub(now)}, r.say(ctx, &s, metav1.ConditionTrue, "Valid", "it waits for the next time")
+	changed := s.Status.Next == nil || !s.Status.Next.Time.Equal(next)
+	s.Status.Next = new(metav1.NewTime(next))
+	return ctrl.Result{RequeueAfter: next.Sub(now)}, r.say(ctx, &s, changed, metav1.ConditionTrue, "Valid", "it waits for the next time")
 }
 
-// say writes the status.
-func (r *schedules) say(ctx context.Context, s *api.CheckpointSchedule, valid metav1.ConditionStatus, reason, message string) error {
-	changed := meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: "Ready", Status: valid, Reason: reason, Message: message, ObservedGeneration: s.Generation})
-	if !changed && valid == metav1.ConditionFalse {
+// say writes the status, if that has changed. Of one that is not valid there is no next time.
+func (r *schedules) say(ctx context.Context, s *api.CheckpointSchedule, changed bool, valid metav1.ConditionStatus, reason, message string) error {
+	if valid == metav1.ConditionFalse {
+		s.Status.Next = nil
+	}
+	if !meta.SetStatusCondition(&s.Status.Conditions, metav1.Condition{Type: "Ready", Status: valid, Reason: reason, Message: message, ObservedGeneration: s.Generation}) && !changed {
 		return nil
 	}
 	return client.IgnoreNotFound(r.client.Status().Update(ctx, s))

@@ -133,12 +133,16 @@ func TestSchedule(t *testing.T) {
 }
 
 func TestScheduleInvalid(t *testing.T) {
-	for _, times := range []string{"every day", "0 0 30 2 *"} {
-		k := newTest(t, schedule(func(s *api.ScheduleSpec) { s.Schedule = times }))
-		k.tick()
+	k := newTest(t, schedule(nil))
+	for _, times := range []string{"@every 10m", "every day", "@every 10m", "0 0 30 2 *", "@every 10m"} {
 		var s api.CheckpointSchedule
 		k.get("s", &s)
-		if len(s.Status.Conditions) != 1 || s.Status.Conditions[0].Reason != "Invalid" {
+		s.Spec.Schedule = times
+		k.must(k.client.Update(t.Context(), &s))
+		k.tick()
+		k.get("s", &s)
+		valid := times == "@every 10m"
+		if c := s.Status.Conditions; len(c) != 1 || (c[0].Reason == "Valid") != valid || (s.Status.Next != nil) != valid {
 			t.Errorf("%s: %+v", times, s.Status)
 		}
 	}
