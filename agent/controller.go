@@ -78,15 +78,6 @@ type controller struct {
 	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
 }
 
-// failure is an error with a reason for the condition.
-type failure struct {
-	reason string
-	err    error
-}
-
-func (f failure) Error() string { return f.err.Error() }
-func (f failure) Unwrap() error { return f.err }
-
 // errOver is the error of a Checkpoint that the controller has ended meanwhile.
 var errOver = errors.New("the controller has ended the Checkpoint")
 
@@ -118,7 +109,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		// This agent is not at it: another one has begun it and is gone.
 		var err error
 		if made, err = c.taken(ctx, &k); err != nil {
-			return ctrl.Result{}, c.end(ctx, &k, nil, failure{api.Interrupted, fmt.Errorf("the node's agent was restarted meanwhile: %w", err)})
+			return ctrl.Result{}, c.end(ctx, &k, nil, api.Fail(api.Interrupted, "the node's agent was restarted meanwhile: %w", err))
 		}
 		if made != nil {
 			k.Status.Stage = api.Pushing
@@ -147,7 +138,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	pod, made, err := c.checkpoint(wanted, &k, key, made)
 	if err != nil && wanted.Err() != nil && ctx.Err() == nil && (made == nil || !c.ends(ctx, &k)) { // it is deleted
 		if made, err = c.taken(ctx, &k); err == nil {
-			err = failure{api.Interrupted, errors.New("the Checkpoint was deleted; the pod runs on")}
+			err = api.Fail(api.Interrupted, "the Checkpoint was deleted; the pod runs on")
 		}
 	}
 	if !errors.Is(err, errOver) {
@@ -245,7 +236,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 	}
 	if err != nil || pod.UID != k.Status.PodUID {
 		if pod = nil; made == nil {
-			return nil, nil, failure{"PodNotFound", fmt.Errorf("the pod %s is gone", k.Spec.Pod)}
+			return nil, nil, api.Fail("PodNotFound", "the pod %s is gone", k.Spec.Pod)
 		}
 	}
 	c.mu.Lock()
@@ -312,7 +303,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 	}
 	if made == nil {
 		if tired != "" {
-			return nil, failure{api.Interrupted, errors.New(tired + "; the pod runs on")}
+			return nil, api.Fail(api.Interrupted, "%s; the pod runs on", tired)
 		}
 		var has []string
 		for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) { // sidecars are among the first
@@ -322,7 +313,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 			}
 		}
 		if len(w.Containers) == 0 {
-			return nil, failure{"NotRunning", fmt.Errorf("no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))}
+			return nil, api.Fail("NotRunning", "no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))
 		}
 		w.Image = images(k) + strconv.Itoa(len(w.Containers))
 		if len(w.Containers) == 1 && len(pod.Spec.Containers) > 1 {
@@ -336,7 +327,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		}
 		if made == nil {
 			if made, err = c.work.Checkpoint(ctx, w); err != nil {
-				return nil, failure{"CheckpointFailed", err}
+				return nil, api.Fail("CheckpointFailed", "%w", err)
 			}
 		} else {
 			c.work.Push(ctx, w, made)
@@ -360,7 +351,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		failed = append(failed, err)
 	}
 	if err := errors.Join(failed...); err != nil {
-		return made, failure{"PushFailed", err}
+		return made, api.Fail("PushFailed", "%w", err)
 	}
 	return made, nil
 }
@@ -375,7 +366,7 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 	for k.Status.Handover == nil || k.Status.Handover.Sealed == nil {
 		select {
 		case <-wait.Done():
-			return nil, failure{"NoCredentials", fmt.Errorf("the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)}
+			return nil, api.Fail("NoCredentials", "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
 		case <-time.After(look):
 		}
 		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k)
@@ -388,7 +379,7 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 	}
 	credentials, err := k.Status.Handover.Open(string(k.UID), key)
 	if err != nil {
-		return nil, failure{"NoCredentials", fmt.Errorf("open what the controller has handed over: %w", err)}
+		return nil, api.Fail("NoCredentials", "open what the controller has handed over: %w", err)
 	}
 	return credentials, nil
 }
@@ -440,8 +431,8 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 	if err != nil {
 		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed
 		condition.Type, condition.Reason, condition.Message = api.HasFailed, "Failed", api.Text(err.Error())
-		if f, ok := errors.AsType[failure](err); ok {
-			condition.Reason = f.reason
+		if f, ok := errors.AsType[*api.Failure](err); ok {
+			condition.Reason = f.Reason
 		}
 	}
 	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)

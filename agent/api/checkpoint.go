@@ -19,19 +19,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 )
-
-// GroupVersion is the group of the resources.
-var GroupVersion = schema.GroupVersion{Group: "gpuckpt.dev", Version: "v1alpha1"}
-
-// AddTo makes the types known.
-func AddTo(s *runtime.Scheme) error {
-	s.AddKnownTypes(GroupVersion, &Checkpoint{}, &CheckpointList{}, &Migration{}, &MigrationList{}, &CheckpointSchedule{}, &CheckpointScheduleList{}, &NodeKey{}, &NodeKeyList{})
-	metav1.AddToGroupVersion(s, GroupVersion)
-	return nil
-}
 
 // Checkpoint asks for the checkpoint of a pod, once.
 type Checkpoint struct {
@@ -134,14 +123,6 @@ type Container struct {
 	Push       metav1.Duration `json:"push"`
 }
 
-// CheckpointList is a list of them.
-type CheckpointList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
-
-	Items []Checkpoint `json:"items"`
-}
-
 // DeepCopyObject is of runtime.Object.
 func (c *Checkpoint) DeepCopyObject() runtime.Object { return c.DeepCopy() }
 
@@ -159,16 +140,5 @@ func (c *Checkpoint) DeepCopy() *Checkpoint {
 	}
 	to.Status.Containers = slices.Clone(c.Status.Containers)
 	to.Status.Conditions = slices.Clone(c.Status.Conditions)
-	return &to
-}
-
-// DeepCopyObject is of runtime.Object.
-func (l *CheckpointList) DeepCopyObject() runtime.Object {
-	to := *l
-	l.ListMeta.DeepCopyInto(&to.ListMeta)
-	to.Items = make([]Checkpoint, len(l.Items))
-	for i := range l.Items {
-		to.Items[i] = *l.Items[i].DeepCopy()
-	}
 	return &to
 }

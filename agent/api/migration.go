@@ -65,14 +65,6 @@ type MigrationStatus struct {
 	Conditions     []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// MigrationList is a list of them.
-type MigrationList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
-
-	Items []Migration `json:"items"`
-}
-
 // DeepCopyObject is of runtime.Object.
 func (m *Migration) DeepCopyObject() runtime.Object { return m.DeepCopy() }
 
@@ -83,16 +75,5 @@ func (m *Migration) DeepCopy() *Migration {
 	to.Spec.NodeSelector = maps.Clone(m.Spec.NodeSelector)
 	to.Status.StartTime, to.Status.CompletionTime = m.Status.StartTime.DeepCopy(), m.Status.CompletionTime.DeepCopy()
 	to.Status.Conditions = slices.Clone(m.Status.Conditions)
-	return &to
-}
-
-// DeepCopyObject is of runtime.Object.
-func (l *MigrationList) DeepCopyObject() runtime.Object {
-	to := *l
-	l.ListMeta.DeepCopyInto(&to.ListMeta)
-	to.Items = make([]Migration, len(l.Items))
-	for i := range l.Items {
-		to.Items[i] = *l.Items[i].DeepCopy()
-	}
 	return &to
 }

@@ -35,14 +35,6 @@ type NodeKeyStatus struct {
 	Gone *metav1.Time `json:"gone,omitempty"` // since when the cluster has no node of the name
 }
 
-// NodeKeyList is a list of them.
-type NodeKeyList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
-
-	Items []NodeKey `json:"items"`
-}
-
 // DeepCopyObject is of runtime.Object.
 func (k *NodeKey) DeepCopyObject() runtime.Object { return k.DeepCopy() }
 
@@ -52,16 +44,5 @@ func (k *NodeKey) DeepCopy() *NodeKey {
 	k.ObjectMeta.DeepCopyInto(&to.ObjectMeta)
 	to.Spec.Keys = slices.Clone(k.Spec.Keys)
 	to.Status.Gone = k.Status.Gone.DeepCopy()
-	return &to
-}
-
-// DeepCopyObject is of runtime.Object.
-func (l *NodeKeyList) DeepCopyObject() runtime.Object {
-	to := *l
-	l.ListMeta.DeepCopyInto(&to.ListMeta)
-	to.Items = make([]NodeKey, len(l.Items))
-	for i := range l.Items {
-		to.Items[i] = *l.Items[i].DeepCopy()
-	}
 	return &to
 }

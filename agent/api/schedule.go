@@ -50,14 +50,6 @@ type ScheduleStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// CheckpointScheduleList is a list of them.
-type CheckpointScheduleList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata,omitzero"`
-
-	Items []CheckpointSchedule `json:"items"`
-}
-
 // DeepCopyObject is of runtime.Object.
 func (s *CheckpointSchedule) DeepCopyObject() runtime.Object { return s.DeepCopy() }
 
@@ -68,16 +60,5 @@ func (s *CheckpointSchedule) DeepCopy() *CheckpointSchedule {
 	to.Spec.Selector = s.Spec.Selector.DeepCopy()
 	to.Status.Last, to.Status.Next = s.Status.Last.DeepCopy(), s.Status.Next.DeepCopy()
 	to.Status.Conditions = append([]metav1.Condition(nil), s.Status.Conditions...)
-	return &to
-}
-
-// DeepCopyObject is of runtime.Object.
-func (l *CheckpointScheduleList) DeepCopyObject() runtime.Object {
-	to := *l
-	l.ListMeta.DeepCopyInto(&to.ListMeta)
-	to.Items = make([]CheckpointSchedule, len(l.Items))
-	for i := range l.Items {
-		to.Items[i] = *l.Items[i].DeepCopy()
-	}
 	return &to
 }

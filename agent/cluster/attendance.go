@@ -67,38 +67,38 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	var limit time.Duration // 0 of all others, which no waiting mends
 	next := glance
-	switch alone.reason {
+	switch alone.Reason {
 	case api.NoAgent:
 		limit = patience
 	case api.NotScheduled:
 		limit, next = unscheduled, soonest
 	}
 	lasts := limit
-	if said := meta.FindStatusCondition(k.Status.Conditions, api.Waiting); said != nil && said.Reason == alone.reason {
+	if said := meta.FindStatusCondition(k.Status.Conditions, api.Waiting); said != nil && said.Reason == alone.Reason {
 		limit -= r.now().Sub(said.LastTransitionTime.Time)
 	}
 	if limit > 0 {
-		err = r.waits(ctx, &k, &failure{alone.reason, fmt.Errorf("%w. The Checkpoint fails if that lasts for %s", alone, lasts)})
+		err = r.waits(ctx, &k, api.Fail(alone.Reason, "%w. The Checkpoint fails if that lasts for %s", alone, lasts))
 		return ctrl.Result{RequeueAfter: min(limit, next)}, err
 	}
 	now := metav1.NewTime(r.now())
 	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Failed, "", 0, &now, nil
 	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
-	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.reason, Message: alone.Error(), ObservedGeneration: k.Generation})
+	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.Reason, Message: alone.Error(), ObservedGeneration: k.Generation})
 	// A conflict is an error: an agent has come meanwhile, and the next round sees what it did.
 	if err := r.client.Status().Update(ctx, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	r.events.Event(&k, corev1.EventTypeWarning, alone.reason, alone.Error())
+	r.events.Event(&k, corev1.EventTypeWarning, alone.Reason, alone.Error())
 	var pod corev1.Pod
 	if r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod) == nil && pod.UID == k.Status.PodUID && api.Ending(&pod) != "" {
-		r.events.Event(&pod, corev1.EventTypeWarning, alone.reason, fmt.Sprintf("the checkpoint %s before its end: %v", k.Name, alone))
+		r.events.Event(&pod, corev1.EventTypeWarning, alone.Reason, fmt.Sprintf("the checkpoint %s before its end: %v", k.Name, alone))
 	}
 	return ctrl.Result{}, nil
 }
 
 // before returns the Checkpoint of its namespace that one waits for, which its node takes first.
-func (r *attendance) before(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+func (r *attendance) before(ctx context.Context, k *api.Checkpoint) (*api.Failure, error) {
 	if k.Status.Phase != "" {
 		return nil, nil
 	}
@@ -108,7 +108,7 @@ func (r *attendance) before(ctx context.Context, k *api.Checkpoint) (*failure, e
 	}
 	for _, other := range all.Items {
 		if other.Status.Phase == api.Running && other.Status.Node == k.Status.Node {
-			return &failure{api.Queued, fmt.Errorf("the node %s is at the Checkpoint %s of this namespace", k.Status.Node, other.Name)}, nil
+			return api.Fail(api.Queued, "the node %s is at the Checkpoint %s of this namespace", k.Status.Node, other.Name), nil
 		}
 	}
 	return nil, nil
@@ -116,48 +116,48 @@ func (r *attendance) before(ctx context.Context, k *api.Checkpoint) (*failure, e
 
 // waits has a Checkpoint say what it waits for, nil for nothing more, and tells it in an event. The
 // agents change the same status: a conflict is an error, and another round sees what is new.
-func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *failure) error {
+func (r *attendance) waits(ctx context.Context, k *api.Checkpoint, why *api.Failure) error {
 	said := meta.FindStatusCondition(k.Status.Conditions, api.Waiting)
 	switch {
-	case why == nil && said == nil, why != nil && said != nil && said.Reason == why.reason && said.Message == why.Error():
+	case why == nil && said == nil, why != nil && said != nil && said.Reason == why.Reason && said.Message == why.Error():
 		return nil
-	case why == nil, said != nil && said.Reason != why.reason: // for another reason it waits from now on
+	case why == nil, said != nil && said.Reason != why.Reason: // for another reason it waits from now on
 		meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
 	}
 	if why != nil {
-		meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: why.reason, Message: why.Error(), ObservedGeneration: k.Generation, LastTransitionTime: metav1.NewTime(r.now())})
+		meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: why.Reason, Message: why.Error(), ObservedGeneration: k.Generation, LastTransitionTime: metav1.NewTime(r.now())})
 	}
 	if err := r.client.Status().Update(ctx, k); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	if why != nil && why.reason != api.Queued && (said == nil || said.Reason != why.reason) {
-		r.events.Event(k, corev1.EventTypeWarning, why.reason, why.Error())
+	if why != nil && why.Reason != api.Queued && (said == nil || said.Reason != why.Reason) {
+		r.events.Event(k, corev1.EventTypeWarning, why.Reason, why.Error())
 	}
 	return nil
 }
 
 // assign notes the pod of a Checkpoint and its node, whose agent does the rest. Without a node it returns
 // why there is none.
-func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*api.Failure, error) {
 	var pod corev1.Pod
 	err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
 	switch {
 	case apierrors.IsNotFound(err):
-		return &failure{"PodNotFound", fmt.Errorf("there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace)}, nil
+		return api.Fail("PodNotFound", "there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace), nil
 	case err != nil:
 		return nil, err
 	case pod.Spec.NodeName == "":
-		return &failure{api.NotScheduled, fmt.Errorf("the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod))}, nil
+		return api.Fail(api.NotScheduled, "the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod)), nil
 	}
 	k.Status.Node, k.Status.PodUID, k.Status.Template = pod.Spec.NodeName, pod.UID, template(&pod)
 	return nil, r.client.Status().Update(ctx, k)
 }
 
 // handOver seals what a Checkpoint is pushed with for the agent that does it.
-func (r *attendance) handOver(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+func (r *attendance) handOver(ctx context.Context, k *api.Checkpoint) (*api.Failure, error) {
 	auths, err := r.auths(ctx, k)
-	if f, ok := errors.AsType[failure](err); ok {
-		return &f, nil
+	if f, ok := errors.AsType[*api.Failure](err); ok {
+		return f, nil
 	}
 	if err != nil {
 		return nil, err
@@ -187,7 +187,7 @@ func (r *attendance) after(ctx context.Context, k *api.Checkpoint) error {
 }
 
 // alone returns why no agent works for a Checkpoint; nil if one does, or may yet.
-func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, error) {
+func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*api.Failure, error) {
 	if k.Status.Node == "" {
 		if why, err := r.assign(ctx, k); why != nil || err != nil {
 			return why, err
@@ -212,8 +212,8 @@ func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*failure, er
 	if k.Status.Phase == api.Running {
 		doing = "the agent of the node %s has left the checkpoint of the pod %s unfinished"
 	}
-	return &failure{api.NoAgent, fmt.Errorf(doing+": see why the DaemonSet %s in the namespace %s does not serve that node (%s; by default it runs on nodes with the label nvidia.com/gpu.present=true), then make another Checkpoint",
-		node, k.Spec.Pod, api.AgentName, cmp.Or(r.namespace, "of your installation"), state)}, nil
+	return api.Fail(api.NoAgent, doing+": see why the DaemonSet %s in the namespace %s does not serve that node (%s; by default it runs on nodes with the label nvidia.com/gpu.present=true), then make another Checkpoint",
+		node, k.Spec.Pod, api.AgentName, cmp.Or(r.namespace, "of your installation"), state), nil
 }
 
 // is reports whether a pod has a condition.

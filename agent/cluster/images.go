@@ -53,7 +53,7 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	}
 	if err := r.prune(ctx, &k); err != nil {
 		refused, answered := errors.AsType[*transport.Error](err)
-		_, final := errors.AsType[failure](err)
+		_, final := errors.AsType[*api.Failure](err)
 		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
@@ -138,24 +138,24 @@ func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn
 	}
 	repository, err := name.NewRepository(k.Spec.Repository)
 	if err != nil {
-		return nil, failed("NoRepository", "%w", err)
+		return nil, api.Fail("NoRepository", "%w", err)
 	}
 	var secret corev1.Secret
 	if err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
 		if !api.Passes(err) {
-			err = failed("NoSecret", "read the push secret: %w", err)
+			err = api.Fail("NoSecret", "read the push secret: %w", err)
 		}
 		return nil, err
 	}
 	data, ok := secret.Data[corev1.DockerConfigJsonKey]
 	if !ok {
-		return nil, failed("NoSecret", "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
+		return nil, api.Fail("NoSecret", "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
 	}
 	var config struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
 	}
 	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, failed("NoSecret", "read the push secret %s: %w", secret.Name, err)
+		return nil, api.Fail("NoSecret", "read the push secret %s: %w", secret.Name, err)
 	}
 	maps.DeleteFunc(config.Auths, func(key string, _ authn.AuthConfig) bool {
 		_, rest, ok := strings.Cut(key, "://")

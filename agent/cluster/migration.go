@@ -35,19 +35,6 @@ const (
 // not matter who did the steps before.
 type migrations struct{ cluster }
 
-// failure is an error that no other try would mend.
-type failure struct {
-	reason string
-	err    error
-}
-
-func (f failure) Error() string { return f.err.Error() }
-func (f failure) Unwrap() error { return f.err }
-
-func failed(reason, format string, args ...any) error {
-	return failure{reason, fmt.Errorf(format, args...)}
-}
-
 // errWait is the error of a step that goes on by itself.
 var errWait = errors.New("not yet")
 
@@ -75,11 +62,11 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	kind, event := api.Complete, corev1.EventTypeNormal
 	m.Status.Phase = api.Succeeded
 	if err != nil {
-		f, ok := errors.AsType[failure](err)
+		f, ok := errors.AsType[*api.Failure](err)
 		if !ok {
 			return ctrl.Result{}, err
 		}
-		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.reason, f.Error()
+		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.Reason, f.Error()
 	}
 	now := metav1.NewTime(r.now())
 	m.Status.CompletionTime = &now
@@ -117,7 +104,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	}
 	fresh, refused := r.newPod(ctx, m, &old, gone)
 	// A pod that ends is checkpointed all the same: a quota counts it until it has ended.
-	if f, ok := errors.AsType[failure](refused); refused != nil && (!ok || f.reason != podRefused || m.Labels[api.EvictedLabel] == "") {
+	if f, ok := errors.AsType[*api.Failure](refused); refused != nil && (!ok || f.Reason != podRefused || m.Labels[api.EvictedLabel] == "") {
 		return refused
 	}
 	k, err := r.checkpoint(ctx, m)
@@ -166,15 +153,15 @@ func (r *migrations) begin(m *api.Migration, old *corev1.Pod, gone bool) error {
 	owner := metav1.GetControllerOf(old)
 	switch {
 	case gone:
-		return failed("PodNotFound", "there is no pod %s in the namespace %s", m.Spec.Pod, m.Namespace)
+		return api.Fail("PodNotFound", "there is no pod %s in the namespace %s", m.Spec.Pod, m.Namespace)
 	case m.Status.NewPod == m.Spec.Pod:
-		return failed("NameTaken", "the new pod cannot have the name of the old one: set newPod")
+		return api.Fail("NameTaken", "the new pod cannot have the name of the old one: set newPod")
 	case owner != nil:
-		return failed("Owned", "the pod %s is of the %s %s, which would replace it: migrate pods that nothing owns, or have it restored from a tag that moves", old.Name, owner.Kind, owner.Name)
+		return api.Fail("Owned", "the pod %s is of the %s %s, which would replace it: migrate pods that nothing owns, or have it restored from a tag that moves", old.Name, owner.Kind, owner.Name)
 	case old.Spec.NodeName == "" || old.Status.Phase != corev1.PodRunning:
-		return failed("NotRunning", "the pod %s does not run", old.Name)
+		return api.Fail("NotRunning", "the pod %s does not run", old.Name)
 	case old.Spec.NodeName == m.Spec.NodeName:
-		return failed("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
+		return api.Fail("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
 	}
 	now := metav1.NewTime(r.now())
 	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.StartTime = api.Running, string(old.UID), old.Spec.NodeName, &now
@@ -187,17 +174,17 @@ func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.P
 	err := r.pod(ctx, m, m.Status.NewPod, &fresh)
 	switch {
 	case err == nil && fresh.Annotations[api.MigrationAnnotation] != string(m.UID):
-		return nil, failed("NameTaken", "there is another pod %s: set newPod", fresh.Name)
+		return nil, api.Fail("NameTaken", "there is another pod %s: set newPod", fresh.Name)
 	case err == nil && fresh.DeletionTimestamp != nil:
-		return nil, failed("NewPodDeleted", "the new pod %s was deleted", fresh.Name)
+		return nil, api.Fail("NewPodDeleted", "the new pod %s was deleted", fresh.Name)
 	case err == nil:
 		return &fresh, nil
 	case !apierrors.IsNotFound(err):
 		return nil, err
 	case meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil:
-		return nil, failed("NewPodDeleted", "the new pod %s was deleted", m.Status.NewPod)
+		return nil, api.Fail("NewPodDeleted", "the new pod %s was deleted", m.Status.NewPod)
 	case gone:
-		return nil, failed("PodNotFound", "the pod %s is gone", m.Spec.Pod)
+		return nil, api.Fail("PodNotFound", "the pod %s is gone", m.Spec.Pod)
 	}
 	made := copyOf(old, m)
 	if err := controllerutil.SetOwnerReference(m, made, r.client.Scheme()); err != nil {
@@ -205,7 +192,7 @@ func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.P
 	}
 	switch err := r.client.Create(ctx, made); {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err): // a quota, an admission
-		return nil, failed(podRefused, "make the new pod: %w", err)
+		return nil, api.Fail(podRefused, "make the new pod: %w", err)
 	case err != nil:
 		return nil, err
 	}
@@ -229,7 +216,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		}
 		switch err := r.client.Create(ctx, &k); {
 		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-			return nil, failed("CheckpointRefused", "make the Checkpoint: %w", err)
+			return nil, api.Fail("CheckpointRefused", "make the Checkpoint: %w", err)
 		case err != nil:
 			return nil, err
 		}
@@ -239,10 +226,10 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		return nil, err
 	}
 	if !metav1.IsControlledBy(&k, m) {
-		return nil, failed("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
+		return nil, api.Fail("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
 	}
 	if k.DeletionTimestamp != nil { // its image may go with it
-		return nil, failed("CheckpointFailed", "the Checkpoint %s is deleted", k.Name)
+		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s is deleted", k.Name)
 	}
 	switch k.Status.Phase {
 	case api.Succeeded:
@@ -252,7 +239,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		if c := meta.FindStatusCondition(k.Status.Conditions, api.HasFailed); c != nil {
 			why = c.Message
 		}
-		return nil, failed("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, why)
+		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, why)
 	}
 	return nil, errWait
 }
@@ -263,12 +250,12 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 		return nil
 	}
 	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
-		return failed("NotRunning", "the container %s did not run at the checkpoint", missing)
+		return api.Fail("NotRunning", "the container %s did not run at the checkpoint", missing)
 	}
 	fresh.Spec.SchedulingGates = nil
 	err := r.client.Update(ctx, fresh, how...)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a policy of images
-		return failed(podRefused, "give the new pod the images of the checkpoint: %w", err)
+		return api.Fail(podRefused, "give the new pod the images of the checkpoint: %w", err)
 	}
 	return err
 }
@@ -301,7 +288,7 @@ func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Po
 	case fresh.Status.Phase == corev1.PodSucceeded: // it went on, to its end
 		return nil
 	case fresh.Status.Phase == corev1.PodFailed || late:
-		return failed("RestoreFailed", "the new pod is not ready %s after the checkpoint: %s", limit, why)
+		return api.Fail("RestoreFailed", "the new pod is not ready %s after the checkpoint: %s", limit, why)
 	}
 	return errWait
 }

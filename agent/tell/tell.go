@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	apievents "github.com/containerd/containerd/api/events"
 	"github.com/containerd/containerd/api/services/containers/v1"
@@ -28,9 +27,12 @@ import (
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
 	apitypes "k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
 const (
@@ -38,8 +40,6 @@ const (
 	namespace = "k8s.io"
 	// prefix is that of the topics (runtime/internal/event).
 	prefix = "/gpuckpt/"
-	// longest is how long a message may be for the API server: 1,024 bytes.
-	longest = 1024
 	// again is how long after a lost connection the next is tried.
 	again = 3 * time.Second
 )
@@ -69,15 +69,11 @@ type Teller struct {
 
 // Start listens until ctx ends. A containerd that does not answer is asked again and again.
 func (t *Teller) Start(ctx context.Context) error {
-	for ctx.Err() == nil {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if err := t.listen(ctx); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("no events of the node's shims for a moment", "error", err)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(again):
-		}
-	}
+	}, again)
 	return nil
 }
 
@@ -141,7 +137,7 @@ func (t *Teller) tell(ctx context.Context, all containers.ContainersClient, e *t
 	if why := said.Labels["error"]; why != "" {
 		kind, message = corev1.EventTypeWarning, fmt.Sprintf("container %s: %s", name, why)
 	}
-	t.Events.Event(pod, kind, reason, short(message))
+	t.Events.Event(pod, kind, reason, api.Text(message))
 	if reason == suspended {
 		t.warn(ctx, pod, name)
 	}
@@ -163,16 +159,4 @@ func (t *Teller) warn(ctx context.Context, of *corev1.ObjectReference, container
 		t.Events.Event(of, corev1.EventTypeWarning, "LivenessProbe", fmt.Sprintf("container %s is suspended and answers no probe: "+
 			"after about %s without an answer the kubelet restarts it, and its work is lost. Resume it before, and give its liveness probe an exec, which the kubelet lets fail meanwhile", container, left))
 	}
-}
-
-// short cuts what the API server would refuse.
-func short(message string) string {
-	if len(message) <= longest {
-		return message
-	}
-	cut := longest - len("…")
-	for cut > 0 && !utf8.RuneStart(message[cut]) {
-		cut--
-	}
-	return message[:cut] + "…"
 }
