@@ -74,8 +74,7 @@ type controller struct {
 	// recovering is held while what an agent that is gone has left paused is let run on.
 	recovering sync.WaitGroup
 
-	mu   sync.Mutex
-	pods map[types.UID]client.ObjectKey // the pods that are being checkpointed, and by which Checkpoints
+	pods sync.Map // the UIDs of pods that are being checkpointed, and the client.ObjectKeys of their Checkpoints
 }
 
 // errOver is the error of a Checkpoint that the controller has ended meanwhile.
@@ -161,18 +160,13 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 // stopUnwanted calls stop when the Checkpoint is deleted. What it waits for, such as a registry that does
 // not answer, keeps the namespace's other Checkpoints waiting.
 func (c *controller) stopUnwanted(ctx context.Context, stop func(), key client.ObjectKey, uid types.UID) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(look):
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		var now api.Checkpoint
 		err := c.client.Get(ctx, key, &now)
 		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.DeletionTimestamp != nil) {
 			stop()
 		}
-	}
+	}, look)
 }
 
 // sweep removes the images of Checkpoints that are in the registry, whose agent ended before it did so.
@@ -239,17 +233,8 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 			return nil, nil, api.Fail("PodNotFound", "the pod %s is gone", k.Spec.Pod)
 		}
 	}
-	c.mu.Lock()
-	if c.pods == nil {
-		c.pods = map[types.UID]client.ObjectKey{}
-	}
-	c.pods[k.Status.PodUID] = client.ObjectKeyFromObject(k)
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		delete(c.pods, k.Status.PodUID)
-		c.mu.Unlock()
-	}()
+	c.pods.Store(k.Status.PodUID, client.ObjectKeyFromObject(k))
+	defer c.pods.Delete(k.Status.PodUID)
 	made, err = c.push(ctx, k, key, pod, made)
 	return pod, made, err
 }
@@ -257,9 +242,8 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 // checkpointed notes that a container of a pod is checkpointed. Whoever else writes the status meanwhile
 // wins: this is to be looked at.
 func (c *controller) checkpointed(ctx context.Context, pod types.UID, bytes int64) {
-	c.mu.Lock()
-	key, ok := c.pods[pod]
-	c.mu.Unlock()
+	found, _ := c.pods.Load(pod)
+	key, ok := found.(client.ObjectKey)
 	var k api.Checkpoint
 	if !ok || c.direct.Get(ctx, key, &k) != nil || k.Status.Phase != api.Running {
 		return

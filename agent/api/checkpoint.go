@@ -17,6 +17,7 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -121,6 +122,14 @@ type Container struct {
 	Checkpoint metav1.Duration `json:"checkpoint"`
 	Build      metav1.Duration `json:"build"`
 	Push       metav1.Duration `json:"push"`
+}
+
+// WhyFailed returns what a Checkpoint that has failed says of it.
+func (c *Checkpoint) WhyFailed() string {
+	if f := meta.FindStatusCondition(c.Status.Conditions, HasFailed); f != nil {
+		return f.Message
+	}
+	return "it does not say why"
 }
 
 // DeepCopyObject is of runtime.Object.

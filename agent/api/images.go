@@ -4,10 +4,31 @@
 package api
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// Again returns a pod with the specification of another one that is restored on whatever node. It pulls with a
+// secret, if there is one. Whose pod the other one was, and what became of it, does not go on.
+func Again(old *corev1.Pod, name, secret string) *corev1.Pod {
+	to := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: name, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
+		Spec:       *old.Spec.DeepCopy(),
+	}
+	for _, of := range []string{corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, Refused} {
+		delete(to.Annotations, of)
+	}
+	metav1.SetMetaDataAnnotation(&to.ObjectMeta, RestoreAnnotation, "true")
+	to.Spec.NodeName, to.Spec.EphemeralContainers = "", nil
+	if reference := (corev1.LocalObjectReference{Name: secret}); secret != "" && !slices.Contains(to.Spec.ImagePullSecrets, reference) {
+		to.Spec.ImagePullSecrets = append(to.Spec.ImagePullSecrets, reference)
+	}
+	return to
+}
 
 // Images returns the images that a Checkpoint has made, by the names of the containers. They are in the
 // repository that was admitted, whatever the agent that pushed them says.

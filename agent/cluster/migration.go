@@ -235,11 +235,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 	case api.Succeeded:
 		return &k, nil
 	case api.Failed:
-		why := "it does not say why"
-		if c := meta.FindStatusCondition(k.Status.Conditions, api.HasFailed); c != nil {
-			why = c.Message
-		}
-		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, why)
+		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, k.WhyFailed())
 	}
 	return nil, errWait
 }

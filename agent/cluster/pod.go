@@ -4,8 +4,8 @@
 package cluster
 
 import (
+	"cmp"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,20 +16,11 @@ import (
 // copyOf returns the pod that is to go on: the old one's specification, for another node, with a gate
 // until there is an image to restore.
 func copyOf(old *corev1.Pod, m *api.Migration) *corev1.Pod {
-	to := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: m.Status.NewPod, Labels: maps.Clone(old.Labels), Annotations: map[string]string{}},
-		Spec:       *old.Spec.DeepCopy(),
-	}
-	maps.Copy(to.Annotations, old.Annotations)
-	delete(to.Annotations, "kubectl.kubernetes.io/last-applied-configuration")
-	delete(to.Annotations, api.Refused)
-	to.Annotations[api.RestoreAnnotation] = "true"
+	to := api.Again(old, m.Status.NewPod, cmp.Or(m.Spec.PullSecret, m.Spec.PushSecret))
 	to.Annotations[api.MigrationAnnotation] = string(m.UID)
 	s := &to.Spec
-	s.NodeName, s.EphemeralContainers = "", nil
 	s.SchedulingGates = []corev1.PodSchedulingGate{{Name: api.Gate}}
 	if len(m.Spec.NodeSelector) > 0 {
-		s.NodeSelector = maps.Clone(s.NodeSelector)
 		if s.NodeSelector == nil {
 			s.NodeSelector = map[string]string{}
 		}
@@ -39,14 +30,6 @@ func copyOf(old *corev1.Pod, m *api.Migration) *corev1.Pod {
 		require(s, corev1.NodeSelectorOpIn, m.Spec.NodeName)
 	} else {
 		require(s, corev1.NodeSelectorOpNotIn, old.Spec.NodeName)
-	}
-	secret := m.Spec.PullSecret
-	if secret == "" {
-		secret = m.Spec.PushSecret
-	}
-	reference := corev1.LocalObjectReference{Name: secret}
-	if secret != "" && !slices.Contains(s.ImagePullSecrets, reference) {
-		s.ImagePullSecrets = append(s.ImagePullSecrets, reference)
 	}
 	return to
 }

@@ -203,7 +203,7 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 	switch err := r.client.Create(ctx, k); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // no repository, or none that is allowed
 		r.events.Event(pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(err.Error()))
-		return 0, nil
+		return retry, nil
 	case err != nil:
 		return 0, client.IgnoreAlreadyExists(err)
 	}

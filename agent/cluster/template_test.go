@@ -450,6 +450,9 @@ func TestTemplateRefused(t *testing.T) {
 		t.Errorf("the event is %q", e)
 	}
 	k.taken() // the first one's
+	if again, err := (&templates{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns"}}); again.RequeueAfter != retry || err != nil {
+		t.Errorf("it is asked for again after %s, %v", again.RequeueAfter, err)
+	}
 }
 
 // Of an owner's templates the newest checkpoints are kept; of others all, whatever label they have.

@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
@@ -130,11 +129,7 @@ func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 			return nil
 		}
 		if err == nil && k.Status.Phase == api.Failed {
-			why := ""
-			if c := meta.FindStatusCondition(k.Status.Conditions, api.HasFailed); c != nil {
-				why = c.Message
-			}
-			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, why)
+			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, k.WhyFailed())
 		}
 		var now corev1.Pod
 		if apierrors.IsNotFound(err) && s.Cluster.Get(ctx, client.ObjectKeyFromObject(pod), &now) == nil && now.Annotations[api.Refused] != "" {

@@ -147,24 +147,13 @@ func (p plugin) restore(ctx context.Context, name string, a asked) error {
 	if err := p.get(ctx, like, &old); err != nil {
 		return fmt.Errorf("%w: name a pod of the same specification by --like, or write a pod of the images %v with the annotation %s=true", err, k.Images(), api.RestoreAnnotation)
 	}
-	fresh := &corev1.Pod{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: cmp.Or(a.name, name), Labels: old.Labels, Annotations: old.Annotations},
-		Spec:       *old.Spec.DeepCopy(),
-	}
-	for _, of := range []string{"kubectl.kubernetes.io/last-applied-configuration", api.ImagesAnnotation, api.MigrationAnnotation} {
-		delete(fresh.Annotations, of)
-	}
-	metav1.SetMetaDataAnnotation(&fresh.ObjectMeta, api.RestoreAnnotation, "true")
+	fresh := api.Again(&old, cmp.Or(a.name, name), cmp.Or(a.secret, k.Spec.PushSecret))
+	fresh.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
 	if metav1.GetControllerOf(&old) != nil { // which would take it for a replica of its own
 		fresh.Labels = nil
 	}
-	fresh.Spec.NodeName, fresh.Spec.EphemeralContainers = "", nil
 	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
 		return fmt.Errorf("the container %s did not run at the checkpoint", missing)
-	}
-	if secret := (corev1.LocalObjectReference{Name: cmp.Or(a.secret, k.Spec.PushSecret)}); secret.Name != "" && !slices.Contains(fresh.Spec.ImagePullSecrets, secret) {
-		fresh.Spec.ImagePullSecrets = append(fresh.Spec.ImagePullSecrets, secret)
 	}
 	text, err := yaml.Marshal(fresh)
 	if err != nil {

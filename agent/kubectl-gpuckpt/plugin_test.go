@@ -203,6 +203,7 @@ func TestMigrate(t *testing.T) {
 func TestRestore(t *testing.T) {
 	owned := trainer()
 	owned.Name, owned.OwnerReferences = "owned", []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "r", UID: "1", Controller: new(true)}}
+	owned.Annotations = map[string]string{api.Refused: "no room"}
 	u := newUser(t, trainer(), owned, done())
 	out, _, err := u.runs("restore", "done")
 	if err != nil {
@@ -223,8 +224,8 @@ func TestRestore(t *testing.T) {
 	if err := errors.Join(err, yaml.UnmarshalStrict([]byte(out), &pod)); err != nil || pod.Name != "again" {
 		t.Fatal(out, err)
 	}
-	if len(pod.Labels) > 0 || len(pod.OwnerReferences) > 0 {
-		t.Errorf("its owner would take it: %+v", pod.ObjectMeta)
+	if len(pod.Labels) > 0 || len(pod.OwnerReferences) > 0 || pod.Annotations[api.Refused] != "" {
+		t.Errorf("its owner would take it, or it ends without a checkpoint: %+v", pod.ObjectMeta)
 	}
 	if _, _, err := u.runs("restore", "done", "--like", "gone"); err == nil || !strings.Contains(err.Error(), "main:r.test/team/job:done@sha256:1") {
 		t.Errorf("%v", err)

@@ -22,27 +22,12 @@ const (
 )
 
 // Turns are those of all namespaces. Each has one.
-type Turns struct {
-	mu   sync.Mutex
-	busy map[string]bool
-}
+type Turns struct{ busy sync.Map }
 
 // Take takes a namespace's turn; ok is false if it is taken.
 func (t *Turns) Take(namespace string) (end func(), ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.busy[namespace] {
-		return nil, false
-	}
-	if t.busy == nil {
-		t.busy = map[string]bool{}
-	}
-	t.busy[namespace] = true
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.busy, namespace)
-	}, true
+	_, busy := t.busy.LoadOrStore(namespace, true)
+	return func() { t.busy.Delete(namespace) }, !busy
 }
 
 // Share has each namespace take its turn at a reconciler.
