@@ -280,7 +280,7 @@ type property struct {
 // objectsReference writes the fields of the objects, as their definitions describe them.
 func objectsReference(t *testing.T, b *bytes.Buffer) {
 	t.Helper()
-	data, err := os.ReadFile("../../deploy/agent/agent-crds.yaml")
+	data, err := os.ReadFile("../../deploy/chart/files/crds/crds.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
