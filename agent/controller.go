@@ -17,7 +17,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -408,26 +407,21 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 		return context.Cause(ctx) // this agent ends, and the next one goes on
 	}
 	ctx = context.WithoutCancel(ctx)
-	now := metav1.NewTime(c.now())
-	condition := metav1.Condition{Type: api.Complete, Status: metav1.ConditionTrue, Reason: "Pushed", Message: "all is in the registry", ObservedGeneration: k.Generation}
-	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Succeeded, "", 0, &now, nil
-	kind := corev1.EventTypeNormal
+	kind, phase, reason, message := corev1.EventTypeNormal, api.Succeeded, "Pushed", "all is in the registry"
 	if err != nil {
-		kind, k.Status.Phase = corev1.EventTypeWarning, api.Failed
-		condition.Type, condition.Reason, condition.Message = api.HasFailed, "Failed", api.Text(err.Error())
+		kind, phase, reason, message = corev1.EventTypeWarning, api.Failed, "Failed", api.Text(err.Error())
 		if f, ok := errors.AsType[*api.Failure](err); ok {
-			condition.Reason = f.Reason
+			reason = f.Reason
 		}
 	}
-	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
-	meta.SetStatusCondition(&k.Status.Conditions, condition)
+	k.End(c.now(), phase, reason, message)
 	over, err := c.write(ctx, k)
 	if err != nil || over {
 		return client.IgnoreNotFound(err)
 	}
-	c.events.Event(k, kind, condition.Reason, condition.Message)
+	c.events.Event(k, kind, reason, message)
 	if pod != nil && api.Ending(pod) != "" {
-		c.events.Event(pod, kind, condition.Reason, fmt.Sprintf("the checkpoint %s before its end: %s", k.Name, condition.Message))
+		c.events.Event(pod, kind, reason, fmt.Sprintf("the checkpoint %s before its end: %s", k.Name, message))
 	}
 	return nil
 }

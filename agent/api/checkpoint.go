@@ -16,6 +16,7 @@ import (
 	"bytes"
 	"maps"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,6 +123,17 @@ type Container struct {
 	Checkpoint metav1.Duration `json:"checkpoint"`
 	Build      metav1.Duration `json:"build"`
 	Push       metav1.Duration `json:"push"`
+}
+
+// End has a Checkpoint be over, and say what came of it. The reason is one of Failed or Complete.
+func (c *Checkpoint) End(at time.Time, phase Phase, reason, message string) {
+	kind := Complete
+	if phase == Failed {
+		kind = HasFailed
+	}
+	c.Status.Phase, c.Status.Stage, c.Status.Percent, c.Status.CompletionTime, c.Status.Handover = phase, "", 0, new(metav1.NewTime(at)), nil
+	meta.RemoveStatusCondition(&c.Status.Conditions, Waiting)
+	meta.SetStatusCondition(&c.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: message, ObservedGeneration: c.Generation})
 }
 
 // WhyFailed returns what a Checkpoint that has failed says of it.

@@ -81,18 +81,15 @@ func (r *attendance) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		err = r.waits(ctx, &k, api.Fail(alone.Reason, "%w. The Checkpoint fails if that lasts for %s", alone, lasts))
 		return ctrl.Result{RequeueAfter: min(limit, next)}, err
 	}
-	now := metav1.NewTime(r.now())
-	k.Status.Phase, k.Status.Stage, k.Status.Percent, k.Status.CompletionTime, k.Status.Handover = api.Failed, "", 0, &now, nil
-	meta.RemoveStatusCondition(&k.Status.Conditions, api.Waiting)
-	meta.SetStatusCondition(&k.Status.Conditions, metav1.Condition{Type: api.HasFailed, Status: metav1.ConditionTrue, Reason: alone.Reason, Message: alone.Error(), ObservedGeneration: k.Generation})
+	k.End(r.now(), api.Failed, alone.Reason, api.Text(alone.Error()))
 	// A conflict is an error: an agent has come meanwhile, and the next round sees what it did.
 	if err := r.client.Status().Update(ctx, &k); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	r.events.Event(&k, corev1.EventTypeWarning, alone.Reason, alone.Error())
+	r.events.Event(&k, corev1.EventTypeWarning, alone.Reason, k.WhyFailed())
 	var pod corev1.Pod
 	if r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod) == nil && pod.UID == k.Status.PodUID && api.Ending(&pod) != "" {
-		r.events.Event(&pod, corev1.EventTypeWarning, alone.Reason, fmt.Sprintf("the checkpoint %s before its end: %v", k.Name, alone))
+		r.events.Event(&pod, corev1.EventTypeWarning, alone.Reason, fmt.Sprintf("the checkpoint %s before its end: %s", k.Name, k.WhyFailed()))
 	}
 	return ctrl.Result{}, nil
 }

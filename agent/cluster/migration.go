@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -273,7 +274,7 @@ func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Po
 			why = "no node takes it: " + c.Message
 		}
 	}
-	for _, s := range fresh.Status.ContainerStatuses {
+	for _, s := range slices.Concat(fresh.Status.InitContainerStatuses, fresh.Status.ContainerStatuses) {
 		if w := s.State.Waiting; w != nil {
 			why = fmt.Sprintf("its container %s waits: %s: %s", s.Name, w.Reason, w.Message)
 		} else if t := s.LastTerminationState.Terminated; t != nil {

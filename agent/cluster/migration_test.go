@@ -237,6 +237,15 @@ func TestMigrationFails(t *testing.T) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: "no signature"}}}}
 			k.must(k.client.Status().Update(k.Context(), &p))
 		}},
+		{name: "the restore of a sidecar is refused", reason: "RestoreFailed", says: "its container proxy waits: RunContainerError: no signature", then: func(k *test) {
+			k.checkpointed(api.Succeeded)
+			k.step()
+			var p corev1.Pod
+			k.get("m", &p)
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "proxy", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "RunContainerError", Message: "no signature"}}}}
+			k.must(k.client.Status().Update(k.Context(), &p))
+			k.clock = k.clock.Add(time.Hour)
+		}},
 		{name: "a policy refuses its images", reason: "NewPodRefused", says: "the images of the checkpoint: pods", then: func(k *test) {
 			k.checkpointed(api.Succeeded)
 			k.client = refuses{k.client}
