@@ -24,12 +24,15 @@ func AddTo(s *runtime.Scheme) error {
 	return nil
 }
 
-// The lists of each kind.
 type (
-	CheckpointList         = list[Checkpoint, *Checkpoint]
-	MigrationList          = list[Migration, *Migration]
+	// CheckpointList is a list of Checkpoints.
+	CheckpointList = list[Checkpoint, *Checkpoint]
+	// MigrationList is a list of Migrations.
+	MigrationList = list[Migration, *Migration]
+	// CheckpointScheduleList is a list of CheckpointSchedules.
 	CheckpointScheduleList = list[CheckpointSchedule, *CheckpointSchedule]
-	NodeKeyList            = list[NodeKey, *NodeKey]
+	// NodeKeyList is a list of NodeKeys.
+	NodeKeyList = list[NodeKey, *NodeKey]
 )
 
 type list[T any, P interface {

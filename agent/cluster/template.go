@@ -92,11 +92,8 @@ func (r *templates) replica(ctx context.Context, pod *corev1.Pod) (time.Duration
 // admit removes a pod's gate. A pod whose template has a checkpoint gets the images of that checkpoint. On an
 // error the pod is as it was.
 func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
-	noted, err := json.Marshal(images(pod))
-	if err != nil {
-		return err
-	}
-	name, checkpointed, cold := r.find(ctx, pod)
+	noted, _ := json.Marshal(images(pod)) // a map of strings
+	k, cold := r.find(ctx, pod)
 	open := func(to *corev1.Pod) error {
 		metav1.SetMetaDataAnnotation(&to.ObjectMeta, api.ImagesAnnotation, string(noted))
 		to.Spec.SchedulingGates = slices.DeleteFunc(to.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
@@ -105,15 +102,15 @@ func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 	if cold == nil {
 		restored := pod.DeepCopy()
 		metav1.SetMetaDataAnnotation(&restored.ObjectMeta, api.RestoreAnnotation, "prefer")
-		api.SetImages(&restored.Spec, checkpointed)
+		api.SetImages(&restored.Spec, k.Images())
 		err := open(restored)
 		if err == nil {
-			r.events.Event(pod, corev1.EventTypeNormal, "Continues", "it continues from the Checkpoint "+name)
+			r.events.Event(pod, corev1.EventTypeNormal, "Continues", "it continues from the Checkpoint "+k.Name)
 		}
 		if err == nil || api.Passes(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return err
 		}
-		cold = fmt.Errorf("it may not have the images of the Checkpoint %s: %w", name, err) // as by a policy of the cluster
+		cold = fmt.Errorf("it may not have the images of the Checkpoint %s: %w", k.Name, err) // as by a policy of the cluster
 	}
 	if err := open(pod); err != nil {
 		return err
@@ -122,30 +119,29 @@ func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 	return nil
 }
 
-// find returns the images of the checkpoint of a pod's template, or an error that says why there is none.
-func (r *templates) find(ctx context.Context, pod *corev1.Pod) (name string, found map[string]string, _ error) {
+// find returns the Checkpoint that a pod continues from, or an error that says why there is none.
+func (r *templates) find(ctx context.Context, pod *corev1.Pod) (*api.Checkpoint, error) {
 	of := template(pod)
 	if of == "" {
-		return "", nil, errors.New("no controller owns it: only replicas of one owner continue from one checkpoint")
+		return nil, errors.New("no controller owns it: only replicas of one owner continue from one checkpoint")
 	}
 	tries, err := r.tries(ctx, pod, of)
 	if err != nil || len(tries) == 0 {
-		return "", nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
+		return nil, errors.New("there is no checkpoint of its template yet: the first replica that is ready is checkpointed")
 	}
-	k := tries[0]
-	found = k.Images()
-	missing := api.SetImages(pod.Spec.DeepCopy(), found)
+	k := &tries[0]
+	missing := api.SetImages(pod.Spec.DeepCopy(), k.Images())
 	switch {
 	case k.Status.Phase == api.Failed:
-		return k.Name, nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, after twice as long each time", k.Name)
+		return nil, fmt.Errorf("the Checkpoint %s of its template has failed: it is made again, after twice as long each time", k.Name)
 	case k.Status.Phase != api.Succeeded || k.DeletionTimestamp != nil:
-		return k.Name, nil, fmt.Errorf("the Checkpoint %s of its template is not complete", k.Name)
+		return nil, fmt.Errorf("the Checkpoint %s of its template is not complete", k.Name)
 	case k.Status.Template != of:
-		return k.Name, nil, fmt.Errorf("the Checkpoint %s is of another template", k.Name)
+		return nil, fmt.Errorf("the Checkpoint %s is of another template", k.Name)
 	case missing != "":
-		return k.Name, nil, fmt.Errorf("the Checkpoint %s lacks the container %s", k.Name, missing)
+		return nil, fmt.Errorf("the Checkpoint %s lacks the container %s", k.Name, missing)
 	}
-	return k.Name, found, nil
+	return k, nil
 }
 
 // tries returns the Checkpoints of a pod's template, the newest first: those before it have failed.
@@ -268,10 +264,7 @@ func template(pod *corev1.Pod) string {
 			})
 		}
 	}
-	data, err := json.Marshal([]any{owner.UID, pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey], pod.Labels[appsv1.ControllerRevisionHashLabelKey], spec.InitContainers, spec.Containers})
-	if err != nil {
-		return "" // which no pod of the API server has
-	}
+	data, _ := json.Marshal([]any{owner.UID, pod.Labels[appsv1.DefaultDeploymentUniqueLabelKey], pod.Labels[appsv1.ControllerRevisionHashLabelKey], spec.InitContainers, spec.Containers})
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }

@@ -541,6 +541,10 @@ func scaleOut(t *testing.T, k objects) {
 		}
 		expect(t, pod, counterPort, "101")
 	}
+	k.kubectl(t, "delete", "checkpoint", "--selector", "gpuckpt.dev/template=counter", "--timeout=60s")
+	within(t, "a Checkpoint that is deleted is made again", func() bool {
+		return k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/template=counter", "--output", "name") != ""
+	})
 	k.kubectl(t, "delete", "deployment", "counter", "--cascade=foreground", "--timeout=180s")
 	within(t, "the Checkpoint goes with its owner", func() bool {
 		return k.kubectl(t, "get", "checkpoints", "--selector", "gpuckpt.dev/template=counter", "--output", "name") == ""
