@@ -46,7 +46,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if m.Status.Phase == api.Failed && m.DeletionTimestamp == nil {
-		return ctrl.Result{}, r.undo(ctx, &m) // not before the cause is noted, which the next round would not find
+		return ctrl.Result{}, errors.Join(r.undo(ctx, &m), r.unhook(ctx, &m)) // not before the cause is noted, which the next round would not find
 	}
 	if m.Status.Phase.Over() || m.DeletionTimestamp != nil {
 		return ctrl.Result{}, nil
@@ -311,25 +311,29 @@ func (r *migrations) remove(ctx context.Context, old *corev1.Pod, gone bool) err
 	return errWait
 }
 
-// undo undoes what a Migration has done that has failed. The preStop hook of a pod that ends waits no longer
-// for its Checkpoint. The new pod is deleted. When the old one ends or is gone, the new one is the only one:
-// it stays, and the kubelet tries on.
-func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
-	var old, fresh corev1.Pod
-	gone := r.pod(ctx, m, m.Spec.Pod, &old)
-	if client.IgnoreNotFound(gone) != nil {
-		return gone
-	}
+// unhook has the preStop hook of a pod that ends wait no longer for the Checkpoint of its Migration, which has failed.
+func (r *migrations) unhook(ctx context.Context, m *api.Migration) error {
+	var old corev1.Pod
+	err := r.pod(ctx, m, m.Spec.Pod, &old)
 	why := meta.FindStatusCondition(m.Status.Conditions, api.HasFailed)
-	if gone == nil && m.Name == api.EvictionName(old.Name, string(old.UID)) && meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && old.Annotations[api.Refused] == "" && why != nil {
-		if err := r.refuse(ctx, &old, why.Message); err != nil {
-			return err
-		}
-	}
-	if err := r.pod(ctx, m, m.Status.NewPod, &fresh); err != nil || fresh.Annotations[api.MigrationAnnotation] != string(m.UID) || fresh.DeletionTimestamp != nil {
+	if err != nil || why == nil || old.Annotations[api.Refused] != "" || m.Name != api.EvictionName(old.Name, string(old.UID)) || meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil {
 		return client.IgnoreNotFound(err)
 	}
-	ends := gone != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
+	return r.refuse(ctx, &old, why.Message)
+}
+
+// undo deletes the new pod, if it is this Migration's. When the old one ends or is gone, the new one
+// is the only one: it stays, and the kubelet tries on.
+func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
+	var old, fresh corev1.Pod
+	if err := r.pod(ctx, m, m.Status.NewPod, &fresh); err != nil || fresh.Annotations[api.MigrationAnnotation] != string(m.UID) {
+		return client.IgnoreNotFound(err)
+	}
+	err := r.pod(ctx, m, m.Spec.Pod, &old)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	ends := err != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
 	if ends && len(fresh.Spec.SchedulingGates) == 0 {
 		if controllerutil.RemoveOwnerReference(m, &fresh, r.client.Scheme()) != nil {
 			return nil // it has none
