@@ -159,18 +159,13 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 // stopUnwanted calls stop when the Checkpoint is deleted. What it waits for, such as a registry that does
 // not answer, keeps the namespace's other Checkpoints waiting.
 func (c *controller) stopUnwanted(ctx context.Context, stop func(), key client.ObjectKey, uid types.UID) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(look):
-		}
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		var now api.Checkpoint
 		err := c.client.Get(ctx, key, &now)
 		if apierrors.IsNotFound(err) || err == nil && (now.UID != uid || now.DeletionTimestamp != nil) {
 			stop()
 		}
-	}
+	}, look)
 }
 
 // sweep removes the images of Checkpoints that are in the registry, whose agent ended before it did so.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -618,6 +619,7 @@ func TestAwayForAMoment(t *testing.T) {
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
 			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry"}, Status: api.Status{Node: "here", PodUID: "1"}}
+			var one sync.Mutex // the Checkpoint is looked at by the side
 			told, reads, polls := 0, 0, 0
 			away := func(n *int) error {
 				if *n++; *n <= c.times && c.times < 1000 {
@@ -627,6 +629,8 @@ func TestAwayForAMoment(t *testing.T) {
 			}
 			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).WithInterceptorFuncs(interceptor.Funcs{
 				SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+					one.Lock()
+					defer one.Unlock()
 					if o.(*api.Checkpoint).Status.Phase.Over() {
 						if told++; told <= c.times {
 							return c.err
@@ -635,6 +639,8 @@ func TestAwayForAMoment(t *testing.T) {
 					return handsOver(ctx, to, sub, o, opts...)
 				},
 				Get: func(ctx context.Context, from client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+					one.Lock()
+					defer one.Unlock()
 					if _, ok := o.(*corev1.Pod); ok {
 						if err := away(&reads); err != nil {
 							return err
