@@ -183,7 +183,7 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 		if !failed(k) {
 			return 0, nil // it is called again when that changes
 		}
-		n := try(k.Name, name)
+		n := try(k.Name, name) // of which the eleventh and later ones are 17 hours apart
 		if left := retry<<min(n-1, 10) - r.now().Sub(cmp.Or(k.Status.CompletionTime, &k.CreationTimestamp).Time); left > 0 {
 			return left, nil
 		}
