@@ -107,15 +107,28 @@ func handsOver(ctx context.Context, to client.Client, sub string, o client.Objec
 	return to.SubResource(sub).Update(ctx, k)
 }
 
-func TestController(t *testing.T) {
-	pod := func(nodeName string, containers ...string) *corev1.Pod {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
-		for _, name := range containers {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name})
-			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
-		}
-		return p
+// world is a cluster that has objects.
+func world(t *testing.T, objects ...client.Object) *fake.ClientBuilder {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
 	}
+	return fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}).WithObjects(objects...)
+}
+
+// runningPod is the pod of the Checkpoint k.
+func runningPod(nodeName string, containers ...string) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: nodeName}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	for _, name := range containers {
+		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: name, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}})
+	}
+	return p
+}
+
+func TestController(t *testing.T) {
+	pod := runningPod
 	left := func(restarts int32) api.Status {
 		return api.Status{Phase: api.Running, Stage: api.Pushing, Restarts: restarts, Bytes: 7, Node: "here", Conditions: []metav1.Condition{{Type: api.Waiting, Status: metav1.ConditionTrue, Reason: api.NoAgent}}}
 	}
@@ -186,10 +199,6 @@ func TestController(t *testing.T) {
 		{name: "it is over", pod: pod("here", "a"), before: api.Status{Phase: api.Succeeded}, phase: api.Succeeded},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			scheme := runtime.NewScheme()
-			if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-				t.Fatal(err)
-			}
 			c.spec.Pod, c.spec.Repository = "pod", "r/job"
 			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: c.spec, Status: c.before}
 			if c.label {
@@ -214,7 +223,7 @@ func TestController(t *testing.T) {
 			if c.pod != nil {
 				objects = append(objects, c.pod)
 			}
-			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{SubResourceUpdate: handsOver}).Build()
+			cluster := world(t, objects...).WithInterceptorFuncs(interceptor.Funcs{SubResourceUpdate: handsOver}).Build()
 			d, events := &diary{fails: c.fails, taken: c.taken}, record.NewFakeRecorder(10)
 			r := &controller{client: cluster, direct: cluster, events: events, node: "here", work: d, now: time.Now}
 			key := client.ObjectKeyFromObject(k)
@@ -305,13 +314,9 @@ func (p patient) Push(ctx context.Context, _ node.Wanted, made []node.Captured) 
 // next one of the namespace begins.
 func TestDeletedWhileItPushes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		scheme := runtime.NewScheme()
-		if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-			t.Fatal(err)
-		}
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
 		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Phase: api.Running, Node: "here", PodUID: "1"}}
-		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+		cluster := world(t, k, pod).Build()
 		d := &diary{taken: []string{"1"}}
 		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now, work: patient{d, func() {
 			if err := cluster.Delete(t.Context(), k); err != nil {
@@ -335,14 +340,9 @@ func TestDeletedWhileItPushes(t *testing.T) {
 // What came of a Checkpoint is written also when somebody has changed the object meanwhile, and never
 // over what came of it before.
 func TestConflicts(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod := runningPod("here", "a")
 	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k", Labels: map[string]string{}}, Spec: api.Spec{Pod: "pod", Repository: "r/job", Tag: "current"}, Status: api.Status{Node: "here", PodUID: "1"}}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+	cluster := world(t, k, pod).Build()
 	key := client.ObjectKeyFromObject(k)
 	d, events := &diary{}, record.NewFakeRecorder(10)
 	var old api.Checkpoint
@@ -390,10 +390,6 @@ func (e ending) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured,
 
 // What an agent leaves at its end, the next one goes on with: it is not over, and no image is removed.
 func TestEnds(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		fails string
 		then  []string // does the next one
@@ -402,10 +398,9 @@ func TestEnds(t *testing.T) {
 		{"push r/job:k {}", []string{"look for " + ours, "push r/job:k {}", "discard 1"}},
 		{"", nil},
 	} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
-		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+		pod := runningPod("here", "a")
 		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Node: "here", PodUID: "1"}}
-		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+		cluster := world(t, k, pod).Build()
 		key := client.ObjectKeyFromObject(k)
 		ctx, end := context.WithCancel(t.Context())
 		d := &diary{fails: c.fails}
@@ -437,13 +432,9 @@ func TestEnds(t *testing.T) {
 
 // Nothing is taken before what another agent has left paused runs on: it would stay so.
 func TestRecovering(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
 		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}, Spec: api.Spec{Pod: "pod"}, Status: api.Status{Node: "here", Phase: api.Running}}
-		cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k).Build()
+		cluster := world(t, k).Build()
 		d := &diary{}
 		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: d, now: time.Now}
 		r.recovering.Add(1)
@@ -466,14 +457,10 @@ func TestRecovering(t *testing.T) {
 
 // An agent removes at its begin what another one has pushed and not removed, and nothing else.
 func TestSweep(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := api.AddTo(scheme); err != nil {
-		t.Fatal(err)
-	}
 	of := func(name string, uid types.UID, phase api.Phase) *api.Checkpoint {
 		return &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}, Status: api.Status{Phase: phase}}
 	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithObjects(of("a", "a", api.Succeeded), of("b", "b", api.Failed), of("c", "c", api.Running)).Build()
+	cluster := world(t, of("a", "a", api.Succeeded), of("b", "b", api.Failed), of("c", "c", api.Running)).Build()
 	d := &diary{taken: []string{"a:1", "aa:1", "b:1", "c:1"}}
 	r := &controller{direct: cluster, work: d}
 	if err := r.sweep(t.Context()); err != nil {
@@ -486,14 +473,9 @@ func TestSweep(t *testing.T) {
 
 // What is done is seen meanwhile: a container that is checkpointed is being pushed.
 func TestStages(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	pod := runningPod("here", "a")
 	k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Node: "here", PodUID: "1"}}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).Build()
+	cluster := world(t, k, pod).Build()
 	var seen []string
 	now := time.Now()
 	look := func() error {
@@ -546,10 +528,6 @@ func (s slow) Checkpoint(ctx context.Context, w node.Wanted) ([]node.Captured, e
 
 // A registry that does not answer holds up the namespace that named it, and no other.
 func TestEachNamespaceHasATurn(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	var objects []client.Object
 	for _, name := range []string{"first/k", "first/later", "second/k"} {
 		namespace, name, _ := strings.Cut(name, "/")
@@ -558,7 +536,7 @@ func TestEachNamespaceHasATurn(t *testing.T) {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
 		objects = append(objects, pod)
 	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&api.Checkpoint{}).WithObjects(objects...).Build()
+	cluster := world(t, objects...).Build()
 	w := slow{&diary{}, "first", make(chan struct{}), make(chan struct{})}
 	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", work: w, now: time.Now}
 	reconcile := func(namespace, name string) (again bool, phase api.Phase) {
@@ -599,10 +577,6 @@ func TestAwayForAMoment(t *testing.T) {
 	usual := patience
 	patience.Duration = time.Millisecond
 	defer func() { patience = usual }()
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -616,8 +590,7 @@ func TestAwayForAMoment(t *testing.T) {
 		{"refused", apierrors.NewForbidden(corev1.Resource("checkpoints"), "k", nil), 1000, api.Running, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}, Spec: corev1.PodSpec{NodeName: "here", Containers: []corev1.Container{{Name: "a"}}}}
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "a", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+			pod := runningPod("here", "a")
 			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: "registry"}, Status: api.Status{Node: "here", PodUID: "1"}}
 			var one sync.Mutex // the Checkpoint is looked at by the side
 			told, reads, polls := 0, 0, 0
@@ -627,7 +600,7 @@ func TestAwayForAMoment(t *testing.T) {
 				}
 				return nil
 			}
-			cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k, pod).WithInterceptorFuncs(interceptor.Funcs{
+			cluster := world(t, k, pod).WithInterceptorFuncs(interceptor.Funcs{
 				SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
 					one.Lock()
 					defer one.Unlock()
@@ -682,15 +655,11 @@ func (p teller) Push(ctx context.Context, w node.Wanted, made []node.Captured) {
 
 // An agent that pushes what another one has left says no less than that one said.
 func TestPercentAfterARestart(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(api.AddTo(scheme), corev1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
 	k := &api.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"},
 		Status: api.Status{Node: "here", PodUID: "1", Phase: api.Running, Stage: api.Pushing, Percent: 60},
 	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(k).WithObjects(k).Build()
+	cluster := world(t, k).Build()
 	var seen []int32
 	now := time.Now()
 	r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: func() time.Time { return now }}

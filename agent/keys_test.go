@@ -12,10 +12,8 @@ import (
 	"testing/synctest"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
@@ -42,11 +40,7 @@ func (n *notes) Trust(keys map[string][]string) error {
 // A node's key is made known once, and with those that it had before when it is another. All that are
 // known count.
 func TestKeys(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := api.AddTo(scheme); err != nil {
-		t.Fatal(err)
-	}
-	cluster := fake.NewClientBuilder().WithScheme(scheme).WithObjects(&api.NodeKey{ObjectMeta: metav1.ObjectMeta{Name: "there"}, Spec: api.NodeKeySpec{Keys: []string{"theirs"}}}).Build()
+	cluster := world(t, &api.NodeKey{ObjectMeta: metav1.ObjectMeta{Name: "there"}, Spec: api.NodeKeySpec{Keys: []string{"theirs"}}}).Build()
 	n := &notes{}
 	r := &keys{client: cluster, direct: cluster, node: "here", ring: n}
 	want := []string{}
@@ -70,12 +64,8 @@ func TestKeys(t *testing.T) {
 
 // The key of a node on which gpuckpt is being installed is known seconds after that.
 func TestKeyOfNewNode(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := api.AddTo(scheme); err != nil {
-		t.Fatal(err)
-	}
 	synctest.Test(t, func(t *testing.T) {
-		cluster := fake.NewClientBuilder().WithScheme(scheme).Build()
+		cluster := world(t).Build()
 		r := &keys{client: cluster, direct: cluster, node: "here", ring: &notes{key: "ours", missing: 4}}
 		ctx, cancel := context.WithTimeout(t.Context(), again/2)
 		defer cancel()

@@ -73,10 +73,7 @@ func TestAttendance(t *testing.T) {
 				if c.gone {
 					r.namespace = ""
 				}
-				result, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				result := k.reconcile(r, "k")
 				var now api.Checkpoint
 				k.get("k", &now)
 				return now, result.RequeueAfter
@@ -125,9 +122,7 @@ func TestQueued(t *testing.T) {
 	k := newTest(t, first, second, running("job", "here"), agentOn("here", corev1.ConditionTrue))
 	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	for _, want := range []string{"the node here is at the Checkpoint first of this namespace", ""} {
-		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
-			t.Fatal(err)
-		}
+		k.reconcile(r, "k")
 		said := ""
 		if k.get("k", second); len(second.Status.Conditions) > 0 {
 			said = second.Status.Conditions[0].Message
@@ -163,9 +158,7 @@ func TestAttendanceOfAPodThatIsScheduled(t *testing.T) {
 	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	look := func(reason string) {
 		t.Helper()
-		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
-			t.Fatal(err)
-		}
+		k.reconcile(r, "k")
 		var now api.Checkpoint
 		k.get("k", &now)
 		waits := meta.FindStatusCondition(now.Status.Conditions, api.Waiting)
@@ -203,9 +196,7 @@ func TestAttendanceOfAnAgentThatComesBack(t *testing.T) {
 				k.must(client.IgnoreNotFound(k.client.Delete(t.Context(), agent)))
 			}
 			k.clock = k.clock.Add(patience / 2)
-			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
-				t.Fatal(err)
-			}
+			k.reconcile(r, "k")
 		}
 	}
 	var now api.Checkpoint
@@ -220,9 +211,7 @@ func TestMigrationWithoutAnAgent(t *testing.T) {
 	k.step()
 	r := &attendance{cluster: k.cluster, namespace: "ns"}
 	for range 2 {
-		if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err != nil {
-			t.Fatal(err)
-		}
+		k.reconcile(r, "m")
 		k.clock = k.clock.Add(patience)
 	}
 	m := k.step()
@@ -244,9 +233,7 @@ func TestAttendanceForTheNode(t *testing.T) {
 		r := &attendance{cluster: k.cluster, namespace: "ns"}
 		look := func() (now api.Checkpoint) {
 			t.Helper()
-			if _, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}}); err != nil {
-				t.Fatal(err)
-			}
+			k.reconcile(r, "k")
 			k.get("k", &now)
 			return now
 		}

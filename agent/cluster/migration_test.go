@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
@@ -60,6 +61,14 @@ func (k *test) get(name string, to client.Object) bool {
 	return err == nil
 }
 
+// reconcile has a controller look at an object by its name.
+func (k *test) reconcile(by reconcile.Reconciler, name string) ctrl.Result {
+	k.Helper()
+	result, err := by.Reconcile(k.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: name}})
+	k.must(err)
+	return result
+}
+
 func (k *test) must(err error) {
 	k.Helper()
 	if err != nil {
@@ -85,9 +94,7 @@ func (k *test) step() api.Migration {
 	k.Helper()
 	r := &migrations{k.cluster}
 	for range 3 { // more often than there is a reason to
-		if _, err := r.Reconcile(k.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); err != nil {
-			k.Fatal(err)
-		}
+		k.reconcile(r, "m")
 	}
 	var m api.Migration
 	k.get("m", &m)

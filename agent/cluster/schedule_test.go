@@ -30,10 +30,7 @@ import (
 // tick has the schedule reconciled.
 func (k *test) tick() ctrl.Result {
 	k.Helper()
-	result, err := (&schedules{k.cluster}).Reconcile(k.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "s"}})
-	if err != nil {
-		k.Fatal(err)
-	}
+	result := k.reconcile(&schedules{k.cluster}, "s")
 	return result
 }
 
