@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -133,46 +134,43 @@ func (k *suspending) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *suspending) makeSpillDir(ctx context.Context) (_ uint64, err error) {
-	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
-	k.c.journal.Spills(ctx, k.c.spillDir())
-	return 0, err
+	if k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id); err != nil {
+		return 0, err
+	}
+	if err := k.c.journal.Spills(k.c.spill); err != nil {
+		k.c.removeSpill(ctx)
+		return 0, err
+	}
+	return 0, nil
 }
 
 func (k *suspending) removeSpillDir(ctx context.Context) error {
 	if k.c.gpu.Phase() == gpustate.Spilled {
-		return fmt.Errorf("%s has the GPU state, and stays until that is back", k.c.spillDir())
+		return fmt.Errorf("%s has the GPU state, and stays until that is back", k.c.spill)
 	}
 	k.c.removeSpill(ctx)
 	return nil
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), gpustate.Suspended)
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spill, gpustate.Suspended)
 	return k.bytes, endLost(ctx, k.s, k.c, err)
 }
 
 func (k *suspending) spill(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Spill(ctx, k.c.spillDir())
-}
-
-// spillDir returns the directory of the spilled state; "" for none.
-func (c *container) spillDir() string {
-	if c.spill == nil {
-		return ""
-	}
-	return c.spill.Path
+	return k.c.gpu.Spill(ctx, k.c.spill)
 }
 
 // removeSpill removes what a spill has left on the disk. An error is for the log.
 func (c *container) removeSpill(ctx context.Context) {
-	if c.spill == nil {
+	if c.spill == "" {
 		return
 	}
-	if err := c.spill.Remove(); err != nil {
+	if err := os.RemoveAll(c.spill); err != nil {
 		log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		return
 	}
-	c.spill = nil
+	c.spill = ""
 }
 
 // resuming is one resume of a suspended container. Its steps leave their results in it.
