@@ -22,8 +22,6 @@ import (
 	"time"
 
 	"github.com/pelletier/go-toml/v2"
-
-	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
 // Env names a file in place of Path, in containerd's environment, which its shims inherit.
@@ -243,7 +241,7 @@ func Check(data []byte) error {
 // parse is strict: a setting that it does not know is an error.
 func parse(data []byte) (Node, error) {
 	node := Default()
-	if err := decode(data, &node, gone); err != nil {
+	if err := Decode(data, &node); err != nil {
 		return Node{}, err
 	}
 	return node, node.check()
@@ -368,27 +366,8 @@ func CRIULines(name string, value any) (string, error) {
 	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
-// gone are the settings that there were, each with what to do instead.
-var gone = map[string]string{
-	"helper":                     "put gpuckpt-cuda-helper beside the shim, or in containerd's $PATH",
-	"on_checkpoint":              "set the annotation " + annotations.OnCheckpoint + " on containers",
-	"checkpoint":                 "lock_timeout counts for exec'd processes, too; shells stands before the first section",
-	"staging.copy_threads":       "only tests need it, as copy_threads in [debug]",
-	"staging.memory":             "only tests need it, as host_memory in [debug]",
-	"staging.buffer":             "the buffer is a quarter of memory_limit, at most 1 GiB",
-	"restore.changed_files":      "set the annotation " + annotations.ChangedFiles + " on the container that is restored",
-	"encryption.decryption_keys": "put the keys into " + DecryptionKeys + ", or name them with --decrypt-key",
-	"encryption.required":        "set recipients, for which each push is encrypted",
-	"criu.plugin_dir":            "set CRIU_LIBS_DIR in containerd's environment",
-	"criu.dump_timeout":          "stall_timeout counts, and CRIU has twice as long",
-	"criu.restore_timeout":       "stall_timeout counts, and CRIU has twice as long",
-}
-
 // Decode decodes TOML strictly: its error names the settings that into does not have.
-func Decode(data []byte, into any) error { return decode(data, into, nil) }
-
-// decode is Decode, which says of settings that are gone what to do instead.
-func decode(data []byte, into any, gone map[string]string) error {
+func Decode(data []byte, into any) error {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
@@ -399,11 +378,7 @@ func decode(data []byte, into any, gone map[string]string) error {
 	var unknown []string
 	for _, each := range strict.Errors {
 		row, _ := each.Position()
-		name := strings.Join(each.Key(), ".")
-		if instead, was := gone[name]; was {
-			return fmt.Errorf("setting %s (line %d) is gone: delete it; %s", name, row, instead)
-		}
-		unknown = append(unknown, fmt.Sprintf("%s (line %d)", name, row))
+		unknown = append(unknown, fmt.Sprintf("%s (line %d)", strings.Join(each.Key(), "."), row))
 	}
 	return fmt.Errorf("unknown setting %s", strings.Join(unknown, ", "))
 }

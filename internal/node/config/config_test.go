@@ -147,22 +147,6 @@ func TestLoad(t *testing.T) {
 	})
 }
 
-// A file that names a setting that there was is told what to do instead.
-func TestGone(t *testing.T) {
-	for name, instead := range gone {
-		section, key, inSection := strings.Cut(name, ".")
-		text := name + " = 1\n"
-		if inSection {
-			text = "[" + section + "]\n" + key + " = 1\n"
-		}
-		_, err := parse([]byte(text))
-		wantError(t, err, "setting "+name+" (line ")
-		wantError(t, err, "is gone: delete it; "+instead)
-	}
-	_, err := parse([]byte("lock_timout = 1\n[checkpoint]\nexec_wait = \"1s\"\nexec_hold = \"1s\"\n[staging]\nbuffer = 1\n"))
-	wantError(t, err, "setting checkpoint (line 2) is gone")
-}
-
 // Operations beside each other have some of a limit each.
 func TestBuffer(t *testing.T) {
 	for limit, want := range map[int64]uint64{0: 1 << 30, 1: 16 << 20, 192 << 20: 48 << 20, 64 << 30: 1 << 30} {
