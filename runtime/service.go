@@ -52,7 +52,7 @@ func Register() {
 			if err != nil {
 				return nil, err
 			}
-			return newService(ic.Context, publisher{events.(shim.Publisher)}, down.(shutdown.Service))
+			return newService(ic.Context, events.(shim.Publisher), down.(shutdown.Service))
 		},
 	})
 }

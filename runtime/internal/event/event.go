@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/log"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/different"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 // Prefix is that of the topics that are gpuckpt's own. Behind it is the operation in the past tense,
@@ -93,19 +94,19 @@ func (a *Announcer) Over(ctx context.Context, operation, id string, began time.T
 	switch {
 	case err != nil:
 		topic = Prefix + operation + Failed
-		labels[Error] = err.Error()
+		labels[Error] = visible.Text(err.Error())
 	case bytes > 0:
 		labels[Bytes] = strconv.FormatUint(bytes, 10)
 	}
 	if err == nil && len(differs) > 0 {
-		labels[Different] = strings.Join(differs, different.Separator)
+		labels[Different] = visible.Text(strings.Join(differs, different.Separator))
 	}
 	a.send(ctx, event{topic: topic, payload: &apievents.ContainerUpdate{ID: id, Labels: labels}})
 }
 
 // Afresh says that a container starts from the beginning, and why it is not restored.
 func (a *Announcer) Afresh(ctx context.Context, id string, began time.Time, why error) {
-	labels := map[string]string{Operation: "restore", Took: a.now().Sub(began).Round(time.Millisecond).String(), Error: why.Error()}
+	labels := map[string]string{Operation: "restore", Took: a.now().Sub(began).Round(time.Millisecond).String(), Error: visible.Text(why.Error())}
 	a.send(ctx, event{topic: Prefix + Afresh, payload: &apievents.ContainerUpdate{ID: id, Labels: labels}})
 }
 
