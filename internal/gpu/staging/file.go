@@ -307,42 +307,21 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 // mappings that ask for them by madvise. It cannot become larger: a process that it is lent to may keep
 // a descriptor. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
 // "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
-// tmpfs of its own of that size, which is mounted nowhere and goes with it. Else it is a sealed memfd.
+// tmpfs of its own of that size, which is mounted nowhere and goes with it.
 func MemoryFile(size uint64) (*os.File, error) {
-	f, err := hugeFile(size)
-	if err == nil {
-		err = f.Truncate(int64(size)) //nolint:gosec // no memory is as large
-	} else if f, err = sealedFile(size); err != nil {
+	f, err := memoryFile(size, [2]string{"huge", "advise"})
+	if err != nil { // a kernel without huge pages
+		f, err = memoryFile(size)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make memory for the area: %w", err)
 	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("size memory for the area: %w", err)
-	}
 	return f, nil
 }
 
-func sealedFile(size uint64) (*os.File, error) {
-	fd, err := unix.MemfdCreate("gpuckpt-staging", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	if err != nil {
-		return nil, err
-	}
-	f := os.NewFile(uintptr(fd), "gpuckpt-staging")
-	if err = f.Truncate(int64(size)); err == nil { //nolint:gosec // no memory is as large
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// hugeFile makes a file in a new tmpfs, which has room for it alone:
-// Documentation/filesystems/tmpfs.rst. A file of a tmpfs cannot be sealed.
-func hugeFile(size uint64) (*os.File, error) {
-	mount, err := host.NewTmpfs(unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC,
-		[2]string{"huge", "advise"}, [2]string{"size", strconv.FormatUint(size, 10)}, [2]string{"mode", "0700"})
+func memoryFile(size uint64, options ...[2]string) (*os.File, error) {
+	options = append(options, [2]string{"size", strconv.FormatUint(size, 10)}, [2]string{"mode", "0700"})
+	mount, err := host.NewTmpfs(unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -351,5 +330,10 @@ func hugeFile(size uint64) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.NewFile(uintptr(fd), "gpuckpt-staging"), nil
+	f := os.NewFile(uintptr(fd), "gpuckpt-staging")
+	if err := f.Truncate(int64(size)); err != nil { //nolint:gosec // no memory is as large
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }

@@ -4,7 +4,6 @@
 package staging
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -15,8 +14,8 @@ import (
 // its pages, and no more.
 func TestMemoryFileDoesNotGrow(t *testing.T) {
 	const size = 2 * HugePage
-	for name, make := range map[string]func(uint64) (*os.File, error){"usual": MemoryFile, "memfd": sealedFile} {
-		f, err := make(size)
+	for name, options := range map[string][][2]string{"usual": {{"huge", "advise"}}, "without huge pages": nil} {
+		f, err := memoryFile(size, options...)
 		if err != nil {
 			t.Fatal(name, err)
 		}
