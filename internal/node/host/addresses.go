@@ -49,15 +49,12 @@ func InNetwork(namespace string, do func() error) error {
 		return fmt.Errorf("open the network namespace %s: %w", namespace, err)
 	}
 	defer unix.Close(ns)
-	done := make(chan error, 1)
-	go onThread(func() {
+	return onThread(func() error {
 		if err := unix.Setns(ns, unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the network namespace %s: %w", namespace, err)
-			return
+			return fmt.Errorf("enter the network namespace %s: %w", namespace, err)
 		}
-		done <- do()
+		return do()
 	})
-	return <-done
 }
 
 // addresses returns those of the thread's network namespace.

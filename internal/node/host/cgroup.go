@@ -110,6 +110,14 @@ var freezerRoot = sync.OnceValues(func() (string, error) {
 	return "", cmp.Or(err, errors.New("the freezer of cgroups is not mounted"))
 })
 
+// hierarchy returns the directory of a controller's hierarchy, and its name for CgroupPath.
+func hierarchy(controller string) (root, name string) {
+	if cgroups.Mode() == cgroups.Unified {
+		return unifiedRoot, ""
+	}
+	return filepath.Join(unifiedRoot, controller), controller
+}
+
 // CgroupPath returns the cgroup of a process in the hierarchy of a controller, from the hierarchy's root; "" is the
 // controller of version 2.
 func CgroupPath(pid int, controller string) (string, error) {

@@ -16,9 +16,10 @@ import (
 
 // CPUSet returns the processors that the cgroup of a process has; nil if that cannot be read.
 func CPUSet(pid int) *unix.CPUSet {
-	root, controller, file := unifiedRoot, "", "cpuset.cpus.effective"
+	root, controller := hierarchy("cpuset")
+	file := "cpuset.cpus.effective"
 	if cgroups.Mode() != cgroups.Unified {
-		root, controller, file = "/sys/fs/cgroup/cpuset", "cpuset", "cpuset.effective_cpus"
+		file = "cpuset.effective_cpus"
 	}
 	dir, err := CgroupPath(pid, controller)
 	if err != nil {

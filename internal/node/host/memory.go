@@ -84,17 +84,27 @@ func (m *MemoryCgroup) Open() (*os.File, error) {
 // limit, or that of one above it, is reached. The cgroup is a path from the root of the memory
 // hierarchy; "" is this process's. A value that cannot be read is no limit.
 func Headroom(cgroup string) uint64 {
-	usage, cache := "memory.usage_in_bytes", []string{"total_inactive_file", "total_active_file"}
+	limit, usage := memoryFiles()
+	cache := []string{"total_inactive_file", "total_active_file"}
 	if cgroups.Mode() == cgroups.Unified {
-		usage, cache = "memory.current", []string{"inactive_file", "active_file"}
+		cache = []string{"inactive_file", "active_file"}
 	}
-	return leastOf(os.Getpid(), cgroup, func(dir, limit string) uint64 { return headroomOf(dir, limit, usage, cache) })
+	return leastOf(os.Getpid(), cgroup, func(dir string) uint64 { return headroomOf(dir, limit, usage, cache) })
+}
+
+// memoryFiles names the files of a memory cgroup that have its limit and what is charged to it.
+func memoryFiles() (limit, usage string) {
+	if cgroups.Mode() == cgroups.Unified {
+		return "memory.max", "memory.current"
+	}
+	return "memory.limit_in_bytes", "memory.usage_in_bytes"
 }
 
 // MemoryLimit returns how much memory a process may have, in bytes: the least of the limits of its
 // cgroup, of those above it, and of the machine's memory.
 func MemoryLimit(pid int) uint64 {
-	limit := leastOf(pid, "", func(dir, file string) uint64 {
+	file, _ := memoryFiles()
+	limit := leastOf(pid, "", func(dir string) uint64 {
 		bytes, err := fscommon.GetCgroupParamUint(dir, file)
 		if err != nil {
 			return math.MaxUint64
@@ -111,41 +121,34 @@ func MemoryLimit(pid int) uint64 {
 // MemoryUsage returns how much memory is charged to the cgroup of a process, in bytes. It is not known
 // without the controller.
 func MemoryUsage(pid int) (bytes uint64, known bool) {
-	root, controller, usage := "/sys/fs/cgroup/memory", "memory", "memory.usage_in_bytes"
-	if cgroups.Mode() == cgroups.Unified {
-		root, controller, usage = unifiedRoot, "", "memory.current"
-	}
+	root, controller := hierarchy("memory")
 	cgroup, err := CgroupPath(pid, controller)
 	if err != nil {
 		return 0, false
 	}
+	_, usage := memoryFiles()
 	bytes, err = fscommon.GetCgroupParamUint(filepath.Join(root, cgroup), usage)
 	return bytes, err == nil
 }
 
 // isLimit reports whether the limit of a cgroup is that one. The kernel keeps whole pages.
 func isLimit(cgroup string, limit int64) bool {
-	root, file := "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-	if cgroups.Mode() == cgroups.Unified {
-		root, file = unifiedRoot, "memory.max"
-	}
+	root, _ := hierarchy("memory")
+	file, _ := memoryFiles()
 	have, err := fscommon.GetCgroupParamUint(filepath.Join(root, cgroup), file)
 	return err == nil && have == uint64(limit)&^uint64(os.Getpagesize()-1)
 }
 
 // leastOf returns the least value of a memory cgroup and of those above it, whose limits hold as
-// well. read is given the cgroup's directory and the file of its limit. "" is the process's cgroup.
-func leastOf(pid int, cgroup string, read func(dir, limit string) uint64) uint64 {
-	root, controller, limit := "/sys/fs/cgroup/memory", "memory", "memory.limit_in_bytes"
-	if cgroups.Mode() == cgroups.Unified {
-		root, controller, limit = unifiedRoot, "", "memory.max"
-	}
+// well. read is given the cgroup's directory. "" is the process's cgroup.
+func leastOf(pid int, cgroup string, read func(dir string) uint64) uint64 {
+	root, controller := hierarchy("memory")
 	if cgroup == "" {
 		cgroup, _ = CgroupPath(pid, controller)
 	}
 	least := uint64(math.MaxUint64)
 	for dir := filepath.Join(root, cgroup); strings.HasPrefix(dir, root+"/"); dir = filepath.Dir(dir) {
-		least = min(least, read(dir, limit))
+		least = min(least, read(dir))
 	}
 	return least
 }

@@ -20,38 +20,31 @@ func InMountNamespace(pid int, do func() error) error {
 		return fmt.Errorf("open the container's mount namespace: %w", err)
 	}
 	defer unix.Close(ns)
-	result := make(chan error, 1)
-	go onThread(func() {
+	return onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			result <- fmt.Errorf("leave the shim's mount namespace: %w", err)
-			return
+			return fmt.Errorf("leave the shim's mount namespace: %w", err)
 		}
 		if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
-			result <- fmt.Errorf("enter the container's mount namespace: %w", err)
-			return
+			return fmt.Errorf("enter the container's mount namespace: %w", err)
 		}
-		result <- do()
+		return do()
 	})
-	return <-result
 }
 
 // InNewMountNamespace runs do on a thread with a mount namespace of its own, a copy of this
 // process's, that no mount comes into or out of. The namespace ends with the thread unless do
 // keeps it open.
 func InNewMountNamespace(do func() error) error {
-	result := make(chan error, 1)
-	go onThread(func() {
-		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-			result <- fmt.Errorf("make a mount namespace: %w", err)
-			return
+	return onThread(func() error {
+		err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS)
+		if err == nil {
+			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			result <- fmt.Errorf("make a mount namespace: %w", err)
-			return
+		if err != nil {
+			return fmt.Errorf("make a mount namespace: %w", err)
 		}
-		result <- do()
+		return do()
 	})
-	return <-result
 }
 
 // NewTmpfs makes a tmpfs that is mounted nowhere, with options and MOUNT_ATTR_ attributes: fsopen(2).
@@ -75,19 +68,18 @@ func NewTmpfs(attributes int, options ...[2]string) (mount int, err error) {
 
 // onThread runs do on a thread that ends afterwards, never the process's first: that would not end
 // but stay where do has taken it, and /proc/self shows its mounts and cgroups to all.
-func onThread(do func()) {
-	runtime.LockOSThread() // and not unlocked: the thread is of no more use
-	if unix.Gettid() != os.Getpid() {
-		do()
-		return
-	}
-	done := make(chan struct{})
-	go func() { // on another, since this one is taken
-		defer close(done)
-		onThread(do)
+func onThread(do func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			result <- onThread(do) // on another, since this one is taken
+			runtime.UnlockOSThread()
+			return
+		}
+		result <- do() // and not unlocked: the thread is of no more use
 	}()
-	<-done
-	runtime.UnlockOSThread()
+	return <-result
 }
 
 // OwnsNamespace reports whether a spec's namespace is the host's own, by its path: CRI writes that

@@ -10,7 +10,6 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/containerd/cgroups/v3"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,10 +25,7 @@ func RunsOn(pid int) int {
 // Processors returns how many processors a process may use, also by its cgroup's quota.
 func Processors(pid int) int {
 	n := RunsOn(pid)
-	root, controller := unifiedRoot, ""
-	if cgroups.Mode() != cgroups.Unified {
-		root, controller = "/sys/fs/cgroup/cpu", "cpu"
-	}
+	root, controller := hierarchy("cpu")
 	dir, _ := CgroupPath(pid, controller) // one that has ended has no quota
 	if quota := cpuQuota(root, dir); quota > 0 {
 		n = min(n, int(quota))
