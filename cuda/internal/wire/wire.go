@@ -110,31 +110,16 @@ type Reply struct {
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
-// Check refuses whatever the helper could not carry out exactly as asked.
+// Check refuses what the helper could not carry out. A field that an operation has no use for says nothing.
 func (q Request) Check() error {
 	switch q.Op {
 	case OpInfo, OpSurvey, OpReady, OpCopyOut, OpCopyIn:
-		if q.PID != 0 {
-			return fmt.Errorf("%s takes no pid", q.Op)
-		}
 	case OpState, OpRestoreThread, OpLock, OpCheckpoint, OpRestore, OpUnlock, OpMemoryOn, OpReaches:
 		if q.PID <= 0 || q.PID > math.MaxInt32 {
 			return fmt.Errorf("pid %d is none", q.PID)
 		}
 	default:
 		return fmt.Errorf("unknown operation %q", q.Op)
-	}
-	if q.TimeoutMS != 0 && q.Op != OpLock {
-		return fmt.Errorf("%s takes no timeout", q.Op)
-	}
-	if (q.Fresh || q.Early) && q.Op != OpInfo {
-		return fmt.Errorf("%s takes no freshness", q.Op)
-	}
-	if len(q.Pairs) != 0 && q.Op != OpRestore {
-		return fmt.Errorf("%s takes no GPU pairs", q.Op)
-	}
-	if len(q.Minors) != 0 && q.Op != OpMemoryOn {
-		return fmt.Errorf("%s takes no minors", q.Op)
 	}
 	if len(q.Minors) > maxGPUs || slices.ContainsFunc(q.Minors, func(n int) bool { return n < 0 || n > math.MaxUint16 }) {
 		return fmt.Errorf("minors %v are none", q.Minors)
@@ -154,20 +139,13 @@ func (q Request) Check() error {
 
 // checkCopy refuses copies that make no sense.
 func (q Request) checkCopy() error {
-	out, in := q.Op == OpCopyOut, q.Op == OpCopyIn
-	switch {
-	case q.Threads < 0 || q.Threads != 0 && !out && !in && q.Op != OpReady:
+	if q.Threads < 0 {
 		return fmt.Errorf("%s takes no %d threads", q.Op, q.Threads)
-	case q.GPU != "" && !in && q.Op != OpReady:
-		return fmt.Errorf("%s takes no GPU", q.Op)
-	case q.NoKernel && !out:
-		return fmt.Errorf("%s does not choose whether a kernel runs", q.Op)
-	case q.Offset != 0 && !out, len(q.Spans) != 0 && !in, (len(q.Pieces) != 0 || q.Part != 0) && !in && !out:
-		return fmt.Errorf("%s copies nothing", q.Op)
-	case len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans:
+	}
+	if len(q.Pieces) > MaxPieces || len(q.Spans) > MaxSpans {
 		return fmt.Errorf("%d pieces and %d spans are too many", len(q.Pieces), len(q.Spans))
 	}
-	if in || q.Op == OpReady {
+	if q.Op == OpCopyIn || q.Op == OpReady {
 		if _, err := ParseUUID(q.GPU); err != nil {
 			return err
 		}
@@ -184,7 +162,7 @@ func (q Request) checkCopy() error {
 			return fmt.Errorf("file %d has no span of %d bytes at %d", s.File, s.Bytes, s.Offset)
 		}
 	}
-	if in && memory != spans {
+	if q.Op == OpCopyIn && memory != spans {
 		return fmt.Errorf("%d bytes do not fill %d", spans, memory)
 	}
 	if q.Offset > most {
