@@ -71,15 +71,12 @@ type gate interface {
 	park(limit time.Duration) error
 	pass(turns uint32, limit time.Duration) error
 	// look reports whether the last of these is done, and the turns that had a call. If its error is ErrBusy the
-	// gate is open, if errNoTurns closed.
+	// gate is open.
 	look() (done bool, turns uint32, err error)
 	// cancel opens the gate of one that waits, which is done when its work is. open opens one that is held.
 	cancel() error
 	open() error
 }
-
-// errNoTurns says that an interposer is older than this shim.
-var errNoTurns = errors.New("the interposer knows of no turns")
 
 type member struct {
 	state memberState
@@ -87,7 +84,6 @@ type member struct {
 	turn  bool          // it waits for the work of a turn
 	begun time.Duration // the pauses before that
 	had   bool          // it had a turn after the others began to wait
-	stays bool          // its interposer knows of no turns
 }
 
 type memberState int
@@ -183,7 +179,7 @@ func (g *gates) ask() (patience time.Duration, err error) {
 		if err := g.all[i].park(g.left()); err != nil {
 			return 0, err
 		}
-		g.members[i] = member{state: waiting, since: time.Now(), stays: g.members[i].stays}
+		g.members[i] = member{state: waiting, since: time.Now()}
 	}
 	left := time.Until(g.until)
 	if patience = max(left/2, shortestTry); len(g.all) == 1 || left-patience < shortestTry {
@@ -222,14 +218,10 @@ func (g *gates) round(ctx context.Context, turns uint32) (moved bool, err error)
 	g.rounds++
 	var who []int
 	for _, i := range g.in(held) {
-		m := &g.members[i]
-		if m.stays {
-			continue
-		}
 		if err := g.all[i].pass(turns, g.left()); err != nil {
 			return false, err
 		}
-		*m = member{state: waiting, since: time.Now(), turn: true, begun: g.pauses, had: true}
+		g.members[i] = member{state: waiting, since: time.Now(), turn: true, begun: g.pauses, had: true}
 		who = append(who, i)
 	}
 	end := time.Now().Add(grace)
@@ -249,8 +241,6 @@ func (g *gates) await(ctx context.Context, so func() bool) error {
 			m := &g.members[i]
 			done, _, err := g.all[i].look()
 			switch {
-			case errors.Is(err, errNoTurns):
-				m.state, m.stays, m.had = held, true, false
 			case errors.Is(err, ErrBusy):
 				m.state = free
 			case err != nil:
@@ -359,9 +349,6 @@ func (o *own) pass(turns uint32, limit time.Duration) (err error) {
 
 func (o *own) look() (done bool, turns uint32, err error) {
 	now, done, err := o.c.answer("park", o.request)
-	if o.request%asks == askPass && done && now.result == invalidValue {
-		return true, 0, errNoTurns
-	}
 	return done, now.count, err
 }
 

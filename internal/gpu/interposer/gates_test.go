@@ -481,64 +481,29 @@ func (l *lost) look() (bool, uint32, error) {
 	return false, 0, l.err
 }
 
-// older is the gate of an interposer that knows of no turns.
-type older struct {
-	*modelRank
-	asked bool
-}
-
-func (o *older) pass(uint32, time.Duration) error {
-	o.asked = true
-	return nil
-}
-
-func (o *older) look() (bool, uint32, error) {
-	if o.asked {
-		o.asked = false
-		return true, 0, errNoTurns
-	}
-	return o.modelRank.look()
-}
-
-// Turns do not help processes that wait for each other in a circle, or one that has none: all are let go, and parked
-// at another moment.
+// Turns do not help processes that wait for each other in a circle: all are let go, and parked at another moment.
 func TestRanksAreParkedAnew(t *testing.T) {
 	send := func(int) (call, time.Duration) { return call{send: true}, 0 }
 	receive := func(int) (call, time.Duration) { return call{receive: true}, rand.N(time.Millisecond) }
-	for name, test := range map[string]struct {
-		next   func(rank int) (call, time.Duration)
-		change func(g *gates, j *job)
-	}{
-		"a circle": {sequence(2, send, receive, wait, compute(2*time.Millisecond), wait), func(*gates, *job) {}},
-		"no turns": {sequence(2, reduce(2, fixed(250*time.Microsecond)), wait), func(g *gates, j *job) {
-			for i, r := range j.ranks {
-				g.all[i] = &older{modelRank: r}
+	synctest.Test(t, func(t *testing.T) {
+		j := newJob(2, sequence(2, send, receive, wait, compute(2*time.Millisecond), wait))
+		t.Cleanup(j.start())
+		opened := 0
+		for range 60 {
+			time.Sleep(rand.N(100 * time.Millisecond))
+			g := j.gates()
+			err := g.close(t.Context(), time.Minute)
+			if closed, busy := j.states(); closed != 2 || busy != 0 || j.wrong != "" || err != nil {
+				t.Fatalf("%d gates are closed, %d ranks are busy, %s: %v", closed, busy, j.wrong, err)
 			}
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				j := newJob(2, test.next)
-				t.Cleanup(j.start())
-				opened := 0
-				for range 60 {
-					time.Sleep(rand.N(100 * time.Millisecond))
-					g := j.gates()
-					test.change(g, j)
-					err := g.close(t.Context(), time.Minute)
-					if closed, busy := j.states(); closed != 2 || busy != 0 || j.wrong != "" || err != nil {
-						t.Fatalf("%d gates are closed, %d ranks are busy, %s: %v", closed, busy, j.wrong, err)
-					}
-					opened += g.opened
-					j.open()
-				}
-				if opened == 0 {
-					t.Error("no two of them waited for each other")
-				}
-				t.Logf("all were let go %d times in 60", opened)
-			})
-		})
-	}
+			opened += g.opened
+			j.open()
+		}
+		if opened == 0 {
+			t.Error("no two of them waited for each other")
+		}
+		t.Logf("all were let go %d times in 60", opened)
+	})
 }
 
 // asked notes for how long it was asked to park.

@@ -407,7 +407,7 @@ func (c *Interposer) settled(ctx context.Context) (control, error) {
 }
 
 // each calls do for all at once.
-func each[T any](all []*Interposer, do func(c *Interposer) (T, error)) ([]T, error) {
+func each[M, T any](all []M, do func(M) (T, error)) ([]T, error) {
 	values, errs := make([]T, len(all)), make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {

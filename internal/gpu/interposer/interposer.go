@@ -87,10 +87,9 @@ const (
 // wake is the signal that an interposer's thread waits for.
 const wake = unix.Signal(60)
 
-// The answers of an interposer that is not let by something else than the driver: CUDA_ERROR_INVALID_VALUE,
-// ILLEGAL_STATE, NOT_FOUND, NOT_READY, NOT_PERMITTED.
+// The answers of an interposer that is not let by something else than the driver: CUDA_ERROR_ILLEGAL_STATE,
+// NOT_FOUND, NOT_READY, NOT_PERMITTED.
 const (
-	invalidValue = 1
 	illegalState = 401
 	notFound     = 500
 	notReady     = 600

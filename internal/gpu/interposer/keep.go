@@ -6,7 +6,6 @@ package interposer
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -127,7 +126,7 @@ func (p *Parked) export(ctx context.Context, by *Keeper) *Kept {
 
 // exportAll exports the memory of all, and makes what copies it.
 func (k *Kept) exportAll(ctx context.Context, by *Keeper) error {
-	err := k.each(func(m *kept) error {
+	err := inAll(k.all, func(m *kept) error {
 		if err := m.export(ctx, maxPieces); err != nil || len(m.memory) == 0 {
 			return err
 		}
@@ -138,16 +137,6 @@ func (k *Kept) exportAll(ctx context.Context, by *Keeper) error {
 	}
 	k.mover, err = by.Mover(ctx)
 	return err
-}
-
-func (k *Kept) each(do func(*kept) error) error {
-	errs := make([]error, len(k.all))
-	var group sync.WaitGroup
-	for i, m := range k.all {
-		group.Go(func() { errs[i] = do(m) })
-	}
-	group.Wait()
-	return errors.Join(errs...)
 }
 
 // closeMemory gives up this process's hold on the memory.
@@ -388,7 +377,7 @@ func (k *Kept) bringBack(ctx context.Context) error {
 	if k.returned {
 		return nil
 	}
-	err := k.each(func(m *kept) error {
+	err := inAll(k.all, func(m *kept) error {
 		if err := m.giveBack(ctx, k); err != nil && !proc.Ended(err) {
 			return err
 		}

@@ -104,8 +104,8 @@ func step(ctx context.Context, all []*Interposer, doing string, what uint32) err
 	})
 }
 
-func inAll(all []*Interposer, do func(*Interposer) error) error {
-	_, err := each(all, func(c *Interposer) (struct{}, error) { return struct{}{}, do(c) })
+func inAll[M any](all []M, do func(M) error) error {
+	_, err := each(all, func(c M) (struct{}, error) { return struct{}{}, do(c) })
 	return err
 }
 
