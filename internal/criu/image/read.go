@@ -35,15 +35,13 @@ const (
 	maxEntry = 6 << 20
 	// maxFiles bounds the files of a checkpoint. Each thread has an image.
 	maxFiles = 200_000
-	// maxKept bounds what a Set keeps of images, in bytes. A program with a few processes has 40 KiB.
-	maxKept = 256 << 10
 )
 
 // ErrRefused reports an image that CRIU could read and that a restore has no use for: it is
 // not on the allow-list.
 var ErrRefused = errors.New("gpuckpt does not restore it")
 
-// Set is the images of one dump, which only it changes. It reads a small image once, and keeps the entries.
+// Set is the images of one dump, which only it changes.
 // All errors of a Set are images.ErrDamaged or ErrRefused, but those of a file that cannot be opened or read.
 type Set struct {
 	// Parts, if it is not nil, returns which parts of a file that is lent to CRIU, by its name, Copy
@@ -55,8 +53,6 @@ type Set struct {
 	// Bytes that may still be read: of the files of each budget, each once.
 	left, largeLeft int64
 	charged         map[string]bool
-	kept            map[string][]*Entry
-	room            int64 // for what may still be kept
 }
 
 // Entry is one entry of an image.
@@ -81,7 +77,7 @@ func (e *Entry) Errorf(format string, args ...any) error {
 // Open returns the images in a directory. It reads nothing yet. All entries together may have
 // maxBytes, whoever asks for them.
 func Open(dir string) *Set {
-	return &Set{dir: dir, magics: magic.LoadMagic().ByName, left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool), kept: make(map[string][]*Entry), room: maxKept}
+	return &Set{dir: dir, magics: magic.LoadMagic().ByName, left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
 }
 
 // Names returns the names of all files of the directory, sorted. A file of an unknown kind, or
@@ -198,14 +194,6 @@ func (s *Set) matching(pattern string, do func(name string) error) error {
 
 // each is Each that hands out the data of an entry as well, which do must read.
 func (s *Set) each(name string, do func(*Entry, *io.LimitedReader) error) error {
-	if all, kept := s.kept[name]; kept {
-		for _, e := range all {
-			if err := do(e, new(io.LimitedReader)); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	f, size, err := s.open(name)
 	if err != nil {
 		return err
@@ -321,8 +309,6 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(*Entry, *io.Lim
 		}
 	}
 	l := &layout{kind: k}
-	var all []*Entry
-	keeps := !k.large && size <= s.room
 	var body []byte
 	var reused proto.Message
 	for {
@@ -330,10 +316,6 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(*Entry, *io.Lim
 		if errors.Is(err, io.EOF) {
 			if why := l.complete(); why != "" {
 				return damaged("%s", why)
-			}
-			if keeps {
-				s.kept[name] = all
-				s.room -= size
 			}
 			return nil
 		}
@@ -388,9 +370,6 @@ func (s *Set) read(f io.Reader, size int64, name string, do func(*Entry, *io.Lim
 			return damaged("entry %d: its data were not read", e.N)
 		}
 		at += e.Data
-		if keeps = keeps && e.Data == 0; keeps {
-			all = append(all, e)
-		}
 	}
 }
 

@@ -89,7 +89,6 @@ func (s *Set) Append(name string, messages ...proto.Message) error {
 		}
 		data = append(binary.LittleEndian.AppendUint32(data, uint32(len(body))), body...)
 	}
-	delete(s.kept, name)
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
 }
@@ -152,7 +151,7 @@ func copyParts(w io.Writer, f *os.File, parts []Part) error {
 	return nil
 }
 
-// rewrite writes an image of entries again. An edit may change those that are kept: they are forgotten.
+// rewrite writes an image of entries again.
 func (s *Set) rewrite(w io.Writer, k *Kind, name string, edit func(*Entry) error) error {
 	b := bufio.NewWriter(w)
 	for _, word := range s.head(k) {
@@ -160,7 +159,6 @@ func (s *Set) rewrite(w io.Writer, k *Kind, name string, edit func(*Entry) error
 			return err
 		}
 	}
-	defer delete(s.kept, name)
 	if err := s.each(name, func(e *Entry, data *io.LimitedReader) error { return put(b, e, data, edit) }); err != nil {
 		return err
 	}
