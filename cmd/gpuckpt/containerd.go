@@ -40,16 +40,18 @@ type daemon struct {
 
 // flags adds the flags of commands that talk to containerd and tell how far they are.
 func (d *daemon) flags(c *cobra.Command) {
-	d.addressFlags(c)
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON, and progress as lines of JSON on standard error")
+	d.answerFlags(c)
+	c.Flags().Lookup("json").Usage = "print JSON, and progress as lines of JSON on standard error"
 	c.Flags().BoolVarP(&d.quiet, "quiet", "q", false, "no progress")
 }
 
-func (d *daemon) addressFlags(c *cobra.Command) {
+// answerFlags adds the flags of all commands that talk to containerd.
+func (d *daemon) answerFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVarP(&d.address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
 	f.StringVarP(&d.namespace, "namespace", "n", cmp.Or(os.Getenv(namespaces.NamespaceEnvVar), namespaces.Default),
 		"containerd's namespace ($CONTAINERD_NAMESPACE); Kubernetes uses k8s.io")
+	f.BoolVar(&d.json, "json", false, "print JSON")
 }
 
 // work is what a command does, in containerd's namespace. It answers for JSON and in words.

@@ -48,8 +48,7 @@ checkpoints slower, or keeps some containers from them.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	o.addressFlags(c)
-	c.Flags().BoolVar(&o.json, "json", false, "print JSON")
+	o.answerFlags(c)
 	c.Flags().BoolVar(&o.annotations, "annotations", false, "print this node's facts as annotations, KEY=VALUE each")
 	c.Flags().StringVar(&o.image, "image", "", "check only whether this checkpoint, an image in containerd or a directory, can be restored here")
 	c.MarkFlagsMutuallyExclusive("annotations", "image")

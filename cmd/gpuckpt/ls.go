@@ -42,8 +42,7 @@ shows the key that signed it, if this node trusts that.`,
 			})
 		},
 	}
-	d.addressFlags(c)
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
+	d.answerFlags(c)
 	return c
 }
 
@@ -118,8 +117,7 @@ is no checkpoint is refused.`,
 		},
 	}
 	c.ValidArgsFunction = d.images
-	d.addressFlags(c)
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
+	d.answerFlags(c)
 	return c
 }
 
@@ -173,13 +171,12 @@ are not touched.`,
 			})
 		},
 	}
-	d.addressFlags(c)
+	d.answerFlags(c)
 	f := c.Flags()
 	f.IntVar(&rules.Keep, "keep", 0, "how many of each container's checkpoints in a repository stay, the newest")
 	f.DurationVar(&rules.OlderThan, "older-than", 0, "remove only what is older, such as 72h")
 	f.StringVar(&rules.Container, "container", "", "only the checkpoints of this container")
 	f.BoolVar(&dry, "dry-run", false, "print what would be removed, and remove nothing")
-	f.BoolVar(&d.json, "json", false, "print JSON")
 	c.MarkFlagsOneRequired("keep", "older-than")
 	return c
 }

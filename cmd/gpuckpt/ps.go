@@ -91,10 +91,9 @@ operation. A problem is what is known to prevent a checkpoint.`,
 			return d.print(cmd, found, psText(found, time.Now()))
 		},
 	}
-	d.addressFlags(c)
+	d.answerFlags(c)
 	c.Flags().BoolVarP(&everywhere, "all-namespaces", "A", false, "list the containers of all of containerd's namespaces")
 	c.Flags().BoolVar(&all, "all", false, "list containers without GPUs too")
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
 	return c
 }
 

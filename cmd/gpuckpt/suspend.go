@@ -80,8 +80,7 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 		return d.print(cmd, ordered{args[0], map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]}, "")
 	}
 	c.ValidArgsFunction = first(d.containers)
-	d.addressFlags(c)
-	c.Flags().BoolVar(&d.json, "json", false, "print JSON")
+	d.answerFlags(c)
 	return c
 }
 
