@@ -8,11 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/go-runc"
@@ -159,7 +157,8 @@ func (d *Dump) choose() (chosen, error) {
 		if err != nil {
 			return none, err
 		}
-		holds := ownMemory(status)
+		// Programs map far more than they use, and only the worker, whose start takes time, looks at each page.
+		holds := status.Bytes("RssAnon") + status.Bytes("VmSwap")
 		for _, m := range maps {
 			s := span{m.Start, m.End}
 			known[s]++
@@ -204,20 +203,6 @@ func (d *Dump) scan(from source, spans []span, least uint64) (_ []span, err erro
 		}
 	}
 	return d.worker.scan(from, spans, least, d.of.Images)
-}
-
-// ownMemory returns how much memory the private mappings of a process hold at most, in bytes. Programs
-// map far more than they use, and only the worker, whose start takes time, looks at each page.
-func ownMemory(status proc.Status) (bytes uint64) {
-	for _, name := range []string{"RssAnon", "VmSwap"} {
-		text := status.Field(name) // "1234 kB"
-		n, err := strconv.ParseUint(strings.TrimSuffix(text, " kB"), 10, 64)
-		if text == "" || err != nil {
-			return math.MaxUint64
-		}
-		bytes += n << 10
-	}
-	return bytes
 }
 
 // Environment returns a context with which CRIU leaves out what was chosen.
