@@ -242,7 +242,7 @@ func Save(dir string, files []images.File) error {
 		}
 		data, err := read(f, maxManifest)
 		if err == nil {
-			err = writeFile(filepath.Join(dir, f.Name), data)
+			err = atomicwriter.WriteFile(filepath.Join(dir, f.Name), data, 0o600)
 		}
 		if err != nil {
 			return fmt.Errorf("sign the checkpoint: %w", errors.Join(err, remove(dir, files)))
@@ -271,9 +271,6 @@ func remove(dir string, files []images.File) error {
 	}
 	return nil
 }
-
-// writeFile writes a file, whole or not at all.
-func writeFile(path string, data []byte) error { return atomicwriter.WriteFile(path, data, 0o600) }
 
 // Collector takes the files of a checkpoint one after the other, as an archive has them.
 type Collector struct {

@@ -30,13 +30,7 @@ type Rootfs struct {
 func RootfsOf(dir string, mounts []*types.Mount, spec *specs.Spec) Rootfs {
 	switch len(mounts) {
 	case 0:
-		switch {
-		case spec.Root == nil:
-			return Rootfs{roots: []string{}}
-		case filepath.IsAbs(spec.Root.Path):
-			return Rootfs{roots: []string{spec.Root.Path}}
-		}
-		return Rootfs{roots: []string{filepath.Join(dir, spec.Root.Path)}}
+		return Rootfs{roots: []string{RootOf(dir, spec)}}
 	case 1:
 		switch m := mounts[0]; m.Type {
 		case "overlay":
