@@ -58,6 +58,15 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	meter := progress.Begin("verify", total)
 	var mu sync.Mutex
 	var wrong []error
+	note := func(err error) error { // and the next block is read
+		mu.Lock()
+		defer mu.Unlock()
+		if errors.As(err, new(*BlockError)) && len(wrong) < maxBlockErrors-1 {
+			wrong = append(wrong, err)
+			return nil
+		}
+		return err
+	}
 	buffers := sync.Pool{New: func() any { return new([len(zeros)]byte) }}
 	group, gctx := errgroup.WithContext(ctx)
 	if workers == 0 && slices.ContainsFunc(areas, func(a Area) bool { return a.Location.Arriving() }) {
@@ -82,28 +91,28 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 				early := make(tries)
 				n, err := a.checkBlock(gctx, r, block, buf[:], early)
 				meter.Add(int64(n))
+				if len(early) == 0 || gctx.Err() != nil {
+					return note(err)
+				}
 				mu.Lock()
 				defer mu.Unlock()
-				if len(early) > 0 && gctx.Err() == nil {
-					first := err
-					again = append(again, func() error {
-						buf := buffers.Get().(*[len(zeros)]byte)
-						defer buffers.Put(buf)
-						return a.settle(ctx, block, buf[:], early, first)
-					})
-					return nil
-				}
-				if errors.As(err, new(*BlockError)) && len(wrong) < maxBlockErrors-1 {
-					wrong = append(wrong, err)
-					return nil
-				}
-				return err
+				again = append(again, func() error {
+					buf := buffers.Get().(*[len(zeros)]byte)
+					defer buffers.Put(buf)
+					return note(a.settle(ctx, block, buf[:], early, err))
+				})
+				return nil
 			})
 		}
 	}
 	err := group.Wait()
 	if err == nil {
-		err = settle(ctx, again, &wrong)
+		var group errgroup.Group
+		group.SetLimit(runtime.NumCPU())
+		for _, do := range again {
+			group.Go(do)
+		}
+		err = group.Wait()
 	}
 	if err == nil && len(wrong) == 0 {
 		err = context.Cause(ctx)
@@ -130,26 +139,6 @@ func (t tries) await(ctx context.Context, pieces Location, i int, from, to uint6
 	}
 	t[i] = try
 	return err
-}
-
-// settle does what is left to be done when all blocks were read for the first time.
-func settle(ctx context.Context, again []func() error, wrong *[]error) error {
-	group, _ := errgroup.WithContext(ctx)
-	group.SetLimit(runtime.NumCPU())
-	var mu sync.Mutex
-	for _, do := range again {
-		group.Go(func() error {
-			err := do()
-			mu.Lock()
-			defer mu.Unlock()
-			if errors.As(err, new(*BlockError)) && len(*wrong) < maxBlockErrors-1 {
-				*wrong = append(*wrong, err)
-				return nil
-			}
-			return err
-		})
-	}
-	return group.Wait()
 }
 
 // settle waits until the files of a block that was read early have arrived. It reads the block again if
