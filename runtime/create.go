@@ -253,7 +253,7 @@ func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.S
 	if spec.Process != nil && len(spec.Process.Args) == 0 { // as of an image without a command
 		spec.Process.Args = []string{"restored"} // runc wants one, and starts none
 	}
-	return guard.Dump(ctx, spec, dumped, dump, "")
+	return guard.Dump(ctx, spec, dumped, dump, "", nil)
 }
 
 // create has runc create the container.

@@ -198,7 +198,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
-		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle)
+		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle, k.from.Ended)
 		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
 		cancel(errors.New("CRIU ended"))
 	}()

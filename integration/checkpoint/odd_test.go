@@ -173,7 +173,11 @@ func TestReasons(t *testing.T) {
 		{state: "same-number", says: "by which CRIU knows the content of both"},
 		{state: "shared-directory", says: "shares its memory, its working directory"},
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
-		{state: "raw-socket", says: "is not what a restore needs", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
+		{state: "long-socket", says: "have the program bind a shorter one"},
+		{state: "watch-link", file: "/watched-link", says: "have it watch the directory"},
+		{state: "corked", says: "UDP_CORK"},
+		{state: "long-linked", says: "more than 245 bytes"},
+		{state: "raw-socket", says: "a program has a raw socket open", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
 		{state: "connected-netlink", says: "a netlink socket is connected"},
 		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
 		{state: "high-netlink", says: "a netlink socket is in a group"},
@@ -243,7 +247,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "closed-clients", "ended-child", "dotted-socket", "long-removed"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {

@@ -18,6 +18,7 @@
 #include <mqueue.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <netinet/udp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -1327,15 +1328,150 @@ static const char *repeating_timers_same(void)
 	return "same";
 }
 
-// A program has its own memory open as a file, as Julia has it.
-static void own_memory(void) { a = (int)must(open("/proc/self/mem", O_RDWR)); }
+// A program has its own memory open as a file, as Julia has it, and its own score for the kernel that ends programs.
+static void own_memory(void)
+{
+	a = (int)must(open("/proc/self/mem", O_RDWR));
+	b = (int)must(open("/proc/self/oom_score_adj", O_WRONLY));
+}
 
 static const char *own_memory_same(void)
 {
 	static int word;
 	int one = 1;
 	word = 0;
+	if (pwrite(b, "1000", 4, 0) != 4)
+		return "not its score";
 	return pwrite(a, &one, sizeof one, (off_t)(uintptr_t)&word) == sizeof one && word == 1 ? "same" : "not its memory";
+}
+
+// What closed clients have sent is still to be read; one of the servers has closed its side as well.
+static void closed_clients(void)
+{
+	struct sockaddr_in at = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {0}};
+	socklen_t size = sizeof at;
+	int *servers[] = {&a, &b};
+
+	c = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(listen(c, 2));
+	must(getsockname(c, (void *)&at, &size));
+	for (int i = 0; i < 2; i++) {
+		int client = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+		must(connect(client, (void *)&at, sizeof at));
+		*servers[i] = (int)must(accept(c, NULL, NULL));
+		must(write(client, "bye", 3));
+		close(client);
+	}
+	must(shutdown(b, SHUT_WR));
+}
+
+static const char *closed_clients_same(void)
+{
+	char text[8];
+	if (recv(a, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3 || recv(b, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3)
+		return "what they have sent is lost";
+	return "same";
+}
+
+// A child has ended with a status that is no letter, and nobody has waited for it.
+static void ended_child(void)
+{
+	a = (int)must(fork());
+	if (!a)
+		_exit(200);
+	siginfo_t info;
+	must(waitid(P_PID, (id_t)a, &info, WEXITED | WNOWAIT));
+}
+
+static const char *ended_child_same(void)
+{
+	siginfo_t info = {0};
+	if (waitid(P_PID, (id_t)a, &info, WEXITED | WNOWAIT | WNOHANG) < 0 || info.si_code != CLD_EXITED)
+		return "it has not ended";
+	return info.si_status == 200 ? "same" : "it has ended with another status";
+}
+
+static struct sockaddr_un named(const char *name, size_t bytes)
+{
+	struct sockaddr_un at = {AF_UNIX, {0}};
+	memcpy(at.sun_path, name, bytes);
+	return at;
+}
+
+// A Unix socket is bound by a path that leads up.
+static void dotted_socket(void)
+{
+	must(mkdir("/dotted", 0755));
+	struct sockaddr_un at = named("/dotted/../dotted-socket", sizeof "/dotted/../dotted-socket");
+	a = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	must(bind(a, (void *)&at, sizeof at));
+}
+
+static const char *dotted_socket_same(void)
+{
+	struct sockaddr_un at = named("/dotted-socket", sizeof "/dotted-socket");
+	char one;
+	int client = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	ssize_t n = sendto(client, "!", 1, 0, (void *)&at, sizeof at);
+	close(client);
+	return n == 1 && recv(a, &one, 1, MSG_DONTWAIT) == 1 ? "same" : "nobody has the name";
+}
+
+// CRIU restores no name that fills an address.
+static void long_socket(void)
+{
+	struct sockaddr_un at = {AF_UNIX, {0}};
+	memset(at.sun_path, 's', sizeof at.sun_path);
+	at.sun_path[0] = '/';
+	a = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	must(bind(a, (void *)&at, sizeof at));
+}
+
+static void watch_link(void)
+{
+	must(symlink("/proc", path));
+	a = (int)must(inotify_init());
+	must(inotify_add_watch(a, path, IN_ATTRIB | IN_DONT_FOLLOW));
+}
+
+static void corked(void)
+{
+	struct sockaddr_in at = {AF_INET, htons(9), {htonl(INADDR_LOOPBACK)}, {0}};
+	int on = 1;
+	a = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
+	must(setsockopt(a, IPPROTO_UDP, UDP_CORK, &on, sizeof on));
+	must(sendto(a, "!", 1, 0, (void *)&at, sizeof at));
+}
+
+// A file with a long name was removed, and one whose directory is a link now.
+static void long_removed(void)
+{
+	char name[250] = "/";
+	memset(name + 1, 'r', sizeof name - 2);
+	a = make_file(name, O_RDONLY);
+	must(unlink(name));
+	must(mkdir("/linked", 0755));
+	b = make_file("/linked/file", O_RDONLY);
+	must(unlink("/linked/file"));
+	must(rmdir("/linked"));
+	must(symlink("/proc", "/linked"));
+}
+
+static const char *long_removed_same(void)
+{
+	char text[11] = "";
+	if (pread(a, text, 10, 0) != 10 || strcmp(text, "0123456789"))
+		return "the long one is lost";
+	return pread(b, text, 10, 0) == 10 && readlink("/linked", text, sizeof text) == 5 ? "same" : "the other one is lost";
+}
+
+static void long_linked(void)
+{
+	char name[250] = "/";
+	memset(name + 1, 'r', sizeof name - 2);
+	a = make_file(name, O_RDONLY);
+	must(link(name, "/short"));
+	must(unlink(name));
 }
 
 // A segment of System V memory goes with the last process that has it, as it was removed.
@@ -1521,6 +1657,14 @@ static const struct state {
 	{"appended-pipe", appended_pipe, appended_pipe_same},
 	{"repeating-timers", repeating_timers, repeating_timers_same},
 	{"own-memory", own_memory, own_memory_same},
+	{"closed-clients", closed_clients, closed_clients_same},
+	{"ended-child", ended_child, ended_child_same},
+	{"dotted-socket", dotted_socket, dotted_socket_same},
+	{"long-socket", long_socket, NULL},
+	{"watch-link", watch_link, NULL},
+	{"corked", corked, NULL},
+	{"long-removed", long_removed, long_removed_same},
+	{"long-linked", long_linked, NULL},
 	{"removed-segment", removed_segment, removed_segment_same},
 	{"name-in-gone", name_in_gone, name_in_gone_same},
 	{"sent-timer", sent_timer, NULL},

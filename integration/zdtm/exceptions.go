@@ -21,7 +21,7 @@ var Exceptions = []beside.Exception{
 		Why: "a packet socket reads what others send; CRIU opens it with the rights of the node"},
 	{Tests: "socket-raw sock_ip_opts00 sock_ip_opts01", Says: "inet_sk_entry.",
 		Why: "a raw socket; CRIU opens it with the rights of the node"},
-	{Tests: "socket_icmp socket6_icmp", Says: "is not what a restore needs (TCP, UDP and UDP-Lite)",
+	{Tests: "socket_icmp socket6_icmp", Says: "is not what a restore needs (TCP, UDP and UDP-Lite",
 		Why: "a ping socket, which the groups of net.ipv4.ping_group_range may open; CRIU opens it with the rights of the node"},
 	{Tests: "autofs", Says: "is no image that a restore needs",
 		Why: "mounts of an automounter, which CRIU connects to its daemon anew"},

@@ -66,8 +66,8 @@ var causes = []cause{
 		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
 	{[]string{"Can't open file", "No such file or directory"},
 		"a file that was open is not there: mount the volume that has it, or restore with the container's changed files"},
-	{[]string{"Can't lookup mount", "/memfd:"},
-		"a program has huge pages of memfd_create (MFD_HUGETLB) that this CRIU cannot dump: close them before the checkpoint"},
+	{[]string{"Can't lookup mount", "/memfd:"}, hugePages},
+	{[]string{"Can't lookup mount", "/anon_hugepage"}, hugePages},
 	{[]string{"Can't lookup mount"},
 		"a file of the host is open in the container: send its output through the runtime, and mount by the spec"},
 	{[]string{"doesn't have a proper root mount"},
@@ -82,6 +82,8 @@ var causes = []cause{
 		"the file system of the images is full: make room, or choose another directory"},
 	{[]string{"No space left on device"},
 		"the file system of the images is full: make room, or choose another directory"},
+	{[]string{"remote mmap() failed", "Cannot allocate memory"},
+		"a process has as much memory as its own limit allows (ulimit -v or -d), or has locked it, and CRIU needs some more: raise the limit"},
 	{[]string{"Cannot allocate memory"},
 		"memory is short on the node or in the container: make room, or raise the limit"},
 	{[]string{"Error (gpuckpt/sandbox"},
@@ -102,6 +104,18 @@ var causes = []cause{
 	{[]string{"Can't find suitable path for handle"}, watchesNameless},
 	{[]string{"Dump eventpoll"},
 		"an epoll watches a file that its process has closed and another process has open, which CRIU cannot dump: have the program take the file out of the epoll before it closes it"},
+	{[]string{"Can't stat path", "File name too long"},
+		"a file with a name of more than 245 bytes was removed while it is open, which CRIU cannot dump: close it before the checkpoint"},
+	{[]string{"Can't create ghost", "File exists"},
+		"a file has the name by which CRIU restores one that was removed while it was open, NAME.cr.N.ghost: remove it, if a restore has left it"},
+	{[]string{"skqueue: recvmsg fail", "Connection reset by peer"},
+		"a program has closed its end of a Unix connection without reading all, and the other end has not noticed: try again when it has"},
+	{[]string{"Can't dump corked dgram socket"},
+		"a program holds UDP datagrams back (UDP_CORK), which CRIU cannot dump: try again when they are sent, or have it do without"},
+	{[]string{"No NS ID with kid"},
+		"a program has a namespace open that no process of the container is in: close it before the checkpoint"},
+	{[]string{"task interruption, aborting"},
+		"a stopped process has a signal waiting, which CRIU cannot dump: let it continue (kill -CONT), and try again"},
 	{[]string{"in victim", "Too many open files"},
 		"a process has as many files open as it may, and CRIU needs one more: raise its limit (ulimit -n), or close some"},
 	{[]string{"Message reply from daemon is trimmed"},
@@ -152,6 +166,7 @@ var causes = []cause{
 const (
 	socketOutside   = "a program is connected to a Unix socket of a program outside of the container: close the connection before the checkpoint, such as in a hook"
 	watchesNameless = "a program watches a file that was removed, or one of /proc or /sys (inotify, fanotify): have it end the watch before the checkpoint"
+	hugePages       = "a program has huge pages (MAP_HUGETLB, MFD_HUGETLB) that this CRIU cannot dump: close or unmap them before the checkpoint"
 	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
 	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"
 	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap), which CRIU cannot dump: end it before the checkpoint"

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/containerd/go-runc"
 )
 
@@ -78,9 +79,21 @@ func (s Settings) PluginDir() string { return filepath.Join(s.Bundle, "criu-plug
 
 // WithPlugin returns a context with which runc has CRIU load the plugin of a container before any other
 // library: the plugin watches what CRIU mounts then, and without that no sandbox that is to be so is
-// entered.
-func WithPlugin(ctx context.Context, bundle string) context.Context {
-	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName))
+// entered. ended are processes that have ended, as Ended says it.
+func WithPlugin(ctx context.Context, bundle, ended string) context.Context {
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName), "GPUCKPT_ENDED="+ended+" ")
+}
+
+// Ended returns what WithPlugin needs of a process that has ended, by its image: "" if CRIU itself restores what it
+// has ended with.
+func Ended(file string, core *criucore.CoreEntry) string {
+	const dead = 2 // TASK_DEAD of CRIU
+	var pid int
+	status := core.GetTc().GetExitCode() >> 8 & 0xff
+	if n, _ := fmt.Sscanf(file, "core-%d.img", &pid); n != 1 || core.GetTc().GetTaskState() != dead || status < 128 {
+		return ""
+	}
+	return fmt.Sprintf(" %d:%d", pid, status)
 }
 
 func linkPlugins(from, dir string, keepCUDA bool) error {

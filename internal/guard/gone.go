@@ -26,6 +26,9 @@ import (
 // removedSuffix is what a directory is called that was removed, behind the name that it had.
 const removedSuffix = ".removed"
 
+// longestGone is how long the name of a removed file may be: CRIU adds ".cr.N.ghost" while it makes the file.
+const longestGone = unix.NAME_MAX - 18
+
 // gone is a file that a dump has open and that was removed.
 type gone struct {
 	id    uint32
@@ -36,7 +39,7 @@ type gone struct {
 // goneNames returns other names for files that a dump has open and that were removed, by their numbers.
 // CRIU makes a directory by the name that it had, and removes it again: it would take what has that name
 // now for it. It makes another file in the directory that had it, which may be none any more, or one that was
-// removed itself.
+// removed itself, and with a longer name.
 func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32]string, error) {
 	all, err := goneFiles(dumped.Set)
 	if err != nil || len(all) == 0 {
@@ -60,6 +63,9 @@ func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32
 			names[g.id] = outside(goneDirs, g.name, g.id)
 		} else {
 			names[g.id] = g.name
+		}
+		if dir, base := path.Split(names[g.id]); !g.isDir && len(base) > longestGone {
+			names[g.id] = fmt.Sprintf("%s%s.%x%s", dir, base[:longestGone/2], g.id, removedSuffix)
 		}
 		at = append(at, names[g.id])
 	}

@@ -12,10 +12,12 @@ import (
 	"errors"
 	"fmt"
 
+	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/adapt"
@@ -35,7 +37,31 @@ func Images(ctx context.Context, spec *specs.Spec, images *criu.Images, rootfs s
 	if err != nil {
 		return err
 	}
-	return Dump(ctx, spec, images, d, rootfs)
+	var gone map[uint32]string
+	if rootfs != "" {
+		gone, err = goneNames(spec, images, rootfs)
+	}
+	if err == nil && len(gone) > 0 { // as the shim looks at first, before there is a root file system
+		err = Dump(ctx, spec, images, d, "", nil)
+	}
+	if err != nil {
+		return err
+	}
+	return Dump(ctx, spec, images, d, rootfs, gone)
+}
+
+// renamed returns an entry with the other name of a removed file, if it is of one.
+func renamed(e *image.Entry, gone map[uint32]string) *image.Entry {
+	f, _ := e.Message.(*fdinfo.FileEntry)
+	name := gone[f.GetReg().GetId()]
+	if name == "" {
+		return e
+	}
+	f = proto.Clone(f).(*fdinfo.FileEntry)
+	f.Reg.Name = &name
+	other := *e
+	other.Message = f
+	return &other
 }
 
 // Own refuses a directory with images of a container, whose bundle is given, that a restore by the
@@ -59,8 +85,8 @@ func Own(ctx context.Context, dir string, read config.Source, images *criu.Image
 }
 
 // Dump refuses a restore of a dump, which was read from the images, that asks for more than the
-// container's spec.
-func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) error {
+// container's spec. gone are other names that removed files get.
+func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string, gone map[uint32]string) error {
 	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
@@ -73,7 +99,7 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	if err == nil {
 		entries := admission.EntriesOf(spec, d, of)
 		if err = contents(images, d, entries); err == nil {
-			err = images.All(entries.Check)
+			err = images.All(func(e *image.Entry) error { return entries.Check(renamed(e, gone)) })
 		}
 	}
 	for _, n := range notes {
@@ -90,10 +116,14 @@ type Copied struct {
 	Images *criu.Copy
 	Memory *pages.Plan     // what of the images CRIU does not restore
 	Locks  filelocks.Locks // as well
+	Ended  string          // for criu.WithPlugin
 	// Different is what the container has not as it was, for its user.
 	Different []string
 	logs      []madeLog
 }
+
+// mostEnded bounds Ended: the kernel takes no variable of more than 128 KiB.
+const mostEnded = 100_000
 
 // Close ends the copies. It can be called on nil.
 func (c *Copied) Close() {
@@ -150,9 +180,12 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}
+		if core, ok := e.Message.(*criucore.CoreEntry); ok && len(c.Ended) < mostEnded {
+			c.Ended += criu.Ended(e.File, core)
+		}
 		fit.Edit(e.Message)
 		if f, ok := e.Message.(*fdinfo.FileEntry); ok && gone[f.GetReg().GetId()] != "" {
-			f.Reg.Name = new(gone[f.GetReg().GetId()])
+			e.Message = renamed(e, gone).Message
 		} else if ok {
 			if err := renewed.file(f); err != nil {
 				return err
@@ -168,7 +201,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	if err != nil {
 		return nil, err
 	}
-	if err := Dump(ctx, file.Spec, copied, d, rootfs); err != nil {
+	if err := Dump(ctx, file.Spec, copied, d, rootfs, nil); err != nil {
 		return nil, err
 	}
 	if err := fit.FreePorts(); err != nil {

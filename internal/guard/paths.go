@@ -139,7 +139,7 @@ func (p *paths) look(dir string) error {
 	case err == nil:
 		unix.Close(found)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.EXDEV):
-		return fmt.Errorf("there is a symbolic link on the way to it")
+		return fmt.Errorf("there is a symbolic link on the way to it: its directory was replaced; close it before the checkpoint")
 	}
 	return nil
 }

@@ -9,7 +9,7 @@
 // of a dump (Make), and then edits the entry of each (Edit), before CRIU reads it:
 //
 //   - A TCP connection stays open if both of its ends are among the files: gloo, ZMQ, a program's
-//     own server. Its other end would be elsewhere otherwise, and knows nothing of the restore: it
+//     own server, or if its other end was closed here. Its other end would be elsewhere otherwise, and knows nothing of the restore: it
 //     becomes a socket without a connection, as CRIU's own switch makes it.
 //   - A socket that has the old pod's address gets the new one's.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
@@ -158,9 +158,14 @@ func (p *Plan) FreePorts() error {
 	return host.FreePorts(p.place.Network, p.ports)
 }
 
-// inner reports whether both ends of a connection are in the dump.
+// inner reports whether both ends of a connection are in the dump, or the other one was here and is closed:
+// what it has sent is still to be read.
 func (p *Plan) inner(s *skinet.InetSkEntry) bool {
-	return p.ends[end{s.GetNsId(), destination(s), source(s)}]
+	from, to := source(s), destination(s)
+	if (s.GetState() == unix.BPF_TCP_CLOSE_WAIT || s.GetState() == unix.BPF_TCP_CLOSE) && (from.Addr() == to.Addr() || from.Addr().IsLoopback() && to.Addr().IsLoopback()) {
+		from, to = to, from
+	}
+	return p.ends[end{s.GetNsId(), to, from}]
 }
 
 // move gives a socket the addresses that it has here, and reports whether there are such.

@@ -50,6 +50,12 @@ func socket(kind uint32, from, to string) *fdinfo.FileEntry {
 	}}
 }
 
+// halfClosed returns the entry of a connection whose other end has closed.
+func halfClosed(f *fdinfo.FileEntry) *fdinfo.FileEntry {
+	f.Isk.State = new(uint32(unix.BPF_TCP_CLOSE_WAIT))
+	return f
+}
+
 func text(f *fdinfo.FileEntry) string {
 	s := f.GetIsk()
 	if s.GetState() == unix.BPF_TCP_CLOSE {
@@ -101,6 +107,9 @@ func TestConnections(t *testing.T) {
 		{"loopback", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000"), socket(tcp, "127.0.0.1:5000", "127.0.0.1:80")},
 			[]string{"127.0.0.1:80 127.0.0.1:5000 in 1 words", "127.0.0.1:5000 127.0.0.1:80 in 1 words"}},
 		{"one end", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000")}, []string{"closed 0 0 [0] [0]"}},
+		{"one end, the other one was closed here", moved, []*fdinfo.FileEntry{halfClosed(socket(tcp, "127.0.0.1:80", "127.0.0.2:5000")), halfClosed(socket(tcp, "10.0.0.1:80", "10.0.0.1:5000")), halfClosed(socket(tcp, "10.0.0.1:80", "10.0.0.2:5000"))},
+			[]string{"127.0.0.1:80 127.0.0.2:5000 in 1 words", "10.0.0.9:80 10.0.0.9:5000 in 1 words", "closed 0 0 [0] [0]"}},
+		{"one end, without a state", Place{Connections: true, Closed: true}, []*fdinfo.FileEntry{halfClosed(socket(tcp, "127.0.0.1:80", "127.0.0.1:81"))}, []string{"closed 0 0 [0] [0]"}},
 		{"another port", moved, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:5000"), socket(tcp, "127.0.0.1:5001", "127.0.0.1:80")},
 			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
 		{"elsewhere", moved, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:5000", "93.184.216.34:443")}, []string{"closed 0 0 [0] [0]"}},

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -567,17 +568,18 @@ func TestKernelFile(t *testing.T) {
 		"/meminfo": true, "/1/status": true, "/1/fd": true, "/1/ns": true, "/1/map_files": true, "/1/task/1/fd": true, "/1/fdinfo": true,
 		"/2/fd": false, "/self/fd": false, "/thread-self/fd": false, "/01/fd": false, "/1/fd/3": false, "/1/fd/3/etc": false, "/1/task/1/fd/3": false,
 		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": true, "/1/task/1/mem": true, "/2/mem": false, "/mem": false, "/1/ns/net": false,
+		"/1/oom_score_adj": true, "/1/task/1/comm": true, "/2/oom_score_adj": true, "/oom_score_adj": true, "/1/setgroups": true, "/1/attr/current": true,
 		"/1/map_files/1000-2000": false, "/x/1/fd": false, "/1/fd/": false, "/fd": false, "/ns": false,
 	} {
 		if err := e.kernelFile(name, unix.O_RDONLY, false); (err == nil) != taken {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if err := e.kernelFile(name, unix.O_RDWR, false); (err == nil) != (taken && strings.HasSuffix(name, "/mem")) {
+		if err := e.kernelFile(name, unix.O_RDWR, false); (err == nil) != slices.Contains([]string{"/1/mem", "/1/task/1/mem", "/1/oom_score_adj", "/1/task/1/comm"}, name) {
 			t.Errorf("%s, open for writing: error %v", name, err)
 		}
 	}
-	for _, name := range []string{"/1/fd", "/1/mem"} {
-		if err := e.kernelFile(name, unix.O_RDONLY, true); err == nil {
+	for name, flags := range map[string]uint32{"/1/fd": unix.O_RDONLY, "/1/mem": unix.O_RDONLY, "/1/oom_score_adj": unix.O_WRONLY} {
+		if err := e.kernelFile(name, flags, true); err == nil {
 			t.Errorf("%s of a process of the host's is taken", name)
 		}
 	}
@@ -606,6 +608,12 @@ func TestUnixName(t *testing.T) {
 		e := &Entries{allowance: allowanceOf(specOfTest(), Host{})}
 		if err := e.unix(&skunix.UnixSkEntry{Name: []byte(name), NameDir: test.dir}); (err == nil) != test.taken {
 			t.Errorf("%q: error %v", name, err)
+		}
+	}
+	for n, taken := range map[int]bool{106: true, 107: false} { // and the NUL
+		e := &Entries{allowance: allowanceOf(specOfTest(), Host{})}
+		if err := e.unix(&skunix.UnixSkEntry{Name: []byte("/" + strings.Repeat("s", n) + "\x00")}); (err == nil) != taken {
+			t.Errorf("a name of %d bytes: error %v", 1+n, err)
 		}
 	}
 }

@@ -277,7 +277,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 	}
 	for end := strings.LastIndexByte(name, '/'); end > 0; end = strings.LastIndexByte(name[:end], '/') { // clean, and maybe long
 		if e.links[name[:end]] {
-			return fmt.Errorf("%s: there is a symbolic link on the way to it, %s", name, name[:end])
+			return fmt.Errorf("%s: there is a symbolic link on the way to it, %s; close it before the checkpoint", name, name[:end])
 		}
 	}
 	if e.host.Direct != nil {
@@ -351,8 +351,14 @@ var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
 // ofProcess matches directories of magic links below /proc, and memory.
 var ofProcess = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns|mem)$`) })
 
+// writable matches what a process may write to of its own, or of another one of the container's: the kernel
+// asks for the rights of who writes, not of who has opened it.
+var writable = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(clear_refs|comm|coredump_filter|oom_adj|oom_score_adj|timerslack_ns)$`)
+})
+
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
-// a process that may write to them opens them again. A directory of links of the container's own
+// a process that may write to them opens them again, but for writable ones. A directory of links of the container's own
 // processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
 // a link (proc_pid_get_link). Their memory is none either: it is what the dump says. In a mount from outside
 // the numbers are those of other processes.
@@ -367,6 +373,9 @@ func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
 		if slices.Contains(magicLinks, part) {
 			return fmt.Errorf("it leads to what another process has (%s)", part)
 		}
+	}
+	if at := writable().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
+		return nil
 	}
 	if flags&unix.O_ACCMODE != unix.O_RDONLY {
 		return errors.New("a file of the kernel is open for writing, and the spec has no CAP_SYS_ADMIN: close it before the checkpoint")

@@ -123,6 +123,9 @@ func (e *Entries) netlink(s *sknetlink.NetlinkSkEntry) error {
 	return e.socketOptions(s.GetOpts())
 }
 
+// longestName is what CRIU takes of an address without the NUL at its end (sk-unix.c, UNIX_PATH_MAX).
+const longestName = 107
+
 // unix compares a local socket. CRIU makes its name as root.
 func (e *Entries) unix(s *skunix.UnixSkEntry) error {
 	if err := e.socketOptions(s.GetOpts()); err != nil {
@@ -146,11 +149,13 @@ func (e *Entries) unix(s *skunix.UnixSkEntry) error {
 	if name == "" || name[0] == 0 {
 		return nil // it has none, or one that is no file
 	}
-	if name == string(s.GetName()) {
+	switch {
+	case name == string(s.GetName()):
 		return errors.New("its name has no end, and CRIU would read on")
-	}
-	if strings.Contains(name, "\x00") || leadsOut(name) {
-		return fmt.Errorf("its name is %q", name)
+	case len(name) > longestName:
+		return fmt.Errorf("a Unix socket has the name %q of %d bytes, and CRIU restores %d: have the program bind a shorter one", name, len(name), longestName)
+	case strings.Contains(name, "\x00") || leadsOut(name):
+		return fmt.Errorf("a Unix socket has the name %q: have the program bind it by a path without ..", name)
 	}
 	if strings.HasPrefix(name, "/") != (s.NameDir == nil) { // "//" and "/./" lead where they say
 		return fmt.Errorf("its name is %q, below the directory %q", name, s.GetNameDir())

@@ -29,7 +29,7 @@ const (
 )
 
 // Sockets has a dump, whose processes still stand still, bind each Unix socket that was renamed after it
-// was bound, or linked to another name, to the name that it has now. The kernel goes on telling CRIU the
+// was bound, or linked to another name, to the name that it has now, and one of a name with "..", to the name without. The kernel goes on telling CRIU the
 // old one. It refuses a socket whose name is not found.
 func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error)) error {
 	bound := make(map[uint32]*skunix.UnixSkEntry)
@@ -63,6 +63,9 @@ func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error))
 			is, err := nameOf(ctx, pid, fd, was)
 			if err != nil {
 				return err
+			}
+			if is == skipped && !s.GetDeleted() && strings.Contains(string(s.GetName()), "/../") {
+				is = was // the same without "..", which a restore refuses: it may lead elsewhere there
 			}
 			if len(is) > longestName {
 				return fmt.Errorf("the Unix socket %s of process %s was renamed to a name of %d bytes, and an address has %d: give it a shorter name: %w",

@@ -6,10 +6,13 @@ package names
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"os"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -38,6 +41,11 @@ func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]strin
 	if err != nil {
 		return nil, err
 	}
+	root, err := os.OpenRoot(fmt.Sprintf("/proc/%d/root", init))
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
 	var names []string
 	// One file system may be mounted often, such as volumes. What is watched is mostly what is mounted, or lies
 	// little below: a large volume is not walked for it.
@@ -53,6 +61,9 @@ func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]strin
 			}
 			for at, name := range found {
 				delete(wanted[device], at)
+				if err := watchable(root, name); err != nil {
+					return nil, err
+				}
 				if name == "/" {
 					name = "/." // CRIU leaves out the first letter
 				}
@@ -62,6 +73,16 @@ func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]strin
 	}
 	slices.SortFunc(names, func(a, b string) int { return strings.Count(b, "/") - strings.Count(a, "/") })
 	return names, nil
+}
+
+// watchable refuses what CRIU would not watch again: for a link it would take where the link leads, and the name of
+// a socket is made later.
+func watchable(root *os.Root, name string) error {
+	is, err := root.Lstat(path.Join(".", name))
+	if err == nil && is.Mode()&(fs.ModeSymlink|fs.ModeSocket) != 0 {
+		err = fmt.Errorf("a program watches %s (inotify), a symbolic link or the name of a Unix socket, and CRIU cannot restore that: have it watch the directory: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	return err
 }
 
 // watches returns what processes watch, by the file system that it is on.
