@@ -175,6 +175,7 @@ func TestReasons(t *testing.T) {
 		{state: "renamed-below", file: "/tmp/renamed", says: "bind it by its whole path"},
 		{state: "long-socket", says: "have the program bind a shorter one"},
 		{state: "watch-link", file: "/watched-link", says: "have it watch the directory"},
+		{state: "part-of-segment", says: "have it detach the segment"},
 		{state: "corked", says: "UDP_CORK"},
 		{state: "long-linked", says: "more than 245 bytes"},
 		{state: "raw-socket", says: "a program has a raw socket open", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},

@@ -1427,6 +1427,15 @@ static void long_socket(void)
 	must(bind(a, (void *)&at, sizeof at));
 }
 
+static void part_of_segment(void)
+{
+	a = (int)must(shmget(IPC_PRIVATE, 16384, 0600));
+	char *at = shmat(a, NULL, 0);
+	must(at == (void *)-1 ? -1 : 0);
+	at[0] = at[12288] = 1;
+	must(munmap(at + 4096, 4096));
+}
+
 static void watch_link(void)
 {
 	must(symlink("/proc", path));
@@ -1661,6 +1670,7 @@ static const struct state {
 	{"ended-child", ended_child, ended_child_same},
 	{"dotted-socket", dotted_socket, dotted_socket_same},
 	{"long-socket", long_socket, NULL},
+	{"part-of-segment", part_of_segment, NULL},
 	{"watch-link", watch_link, NULL},
 	{"corked", corked, NULL},
 	{"long-removed", long_removed, long_removed_same},

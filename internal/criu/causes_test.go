@@ -64,6 +64,8 @@ func TestFirstCause(t *testing.T) {
 		{name: "a namespace alone", log: "Error (criu/namespaces.c:532): No NS ID with kid 4026532194\n", said: "Error", means: "no process of the container is in"},
 		{name: "a signal for a stopped process", log: "Error (compel/src/lib/infect.c:608): Unexpected 14363 task interruption, aborting\n", said: "Error", means: "kill -CONT"},
 		{name: "limit of memory", log: "Error (compel/arch/x86/src/lib/infect.c:541): remote mmap() failed: Cannot allocate memory\n", said: "Error", means: "ulimit -v"},
+		{name: "a part of a segment", log: "Error (criu/shmem.c:924): Can't open 0/map_files/7f97a6b99000-7f97a6ba5000 on procfs: No such file or directory\n", said: "Error", means: "shmdt"},
+		{name: "a connection twice", log: "Error (soccr/soccr.c:529): Can't connect inet socket back: Cannot assign requested address\n", said: "Error", means: "still open here"},
 		{name: "huge pages", log: "Error (criu/files-reg.c:1790): Can't lookup mount=18 for fd=-3 path=/anon_hugepage (deleted)\n", said: "Error", means: "MAP_HUGETLB"},
 		{name: "no descriptor", log: "Error (compel/src/lib/infect-rpc.c:44): Message reply from daemon is trimmed (12/0)\n", said: "Error", means: "ulimit -n"},
 		{name: "FIFO", log: "Error (criu/pipes.c:425): Can't obtain piped data size\n", said: "Error", means: "O_PATH"},

@@ -466,8 +466,27 @@ func TestMaps(t *testing.T) {
 		for _, v := range test.vmas {
 			m.Vmas = append(m.Vmas, &vma.VmaEntry{Start: new(v[0] * page), End: new(v[1] * page), Status: new(uint32(v[2])), Flags: new(uint32(unix.MAP_PRIVATE)), Fdflags: new(uint32(unix.O_TMPFILE &^ unix.O_DIRECTORY))})
 		}
-		if err := maps(m); (err == nil) != (test.refusal == "") || err != nil && !strings.Contains(err.Error(), test.refusal) {
+		if err := maps(m, nil); (err == nil) != (test.refusal == "") || err != nil && !strings.Contains(err.Error(), test.refusal) {
 			t.Errorf("%s: error %v, want one with %q", name, err, test.refusal)
+		}
+	}
+}
+
+// CRIU attaches a segment of System V memory whole.
+func TestSegments(t *testing.T) {
+	for name, test := range map[string]struct {
+		vmas  [][3]uint64 // first page, end, page of the segment
+		taken bool
+	}{
+		"whole": {[][3]uint64{{10, 14, 0}}, true}, "in two": {[][3]uint64{{10, 12, 0}, {12, 14, 2}}, true}, "twice": {[][3]uint64{{10, 14, 0}, {14, 18, 0}}, true},
+		"no head": {[][3]uint64{{11, 14, 1}}, false}, "a hole": {[][3]uint64{{10, 12, 0}, {13, 14, 3}}, false}, "no tail": {[][3]uint64{{10, 13, 0}}, false},
+	} {
+		m := new(mm.MmEntry)
+		for _, v := range test.vmas {
+			m.Vmas = append(m.Vmas, &vma.VmaEntry{Start: new(v[0] * 4096), End: new(v[1] * 4096), Pgoff: new(v[2] * 4096), Shmid: new(uint64(7)), Status: new(uint32(1 | mapSysV)), Flags: new(uint32(unix.MAP_SHARED))})
+		}
+		if err := maps(m, map[uint64]uint64{7: 4*4096 - 100}); (err == nil) != test.taken {
+			t.Errorf("%s: error %v", name, err)
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fsnotify"
 	ghostfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ghost-file"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/ns"
@@ -48,12 +49,13 @@ type Entries struct {
 	opened map[uint32]bool   // files that a process has open
 	sent   map[uint32]string // timers, watches and connections that no process has open, with the other end
 	ends   map[string]bool   // of TCP connections
+	sizes  map[uint64]uint64 // of segments of System V memory
 	open   string            // a path that the spec masks and the dump does not, "" for none
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), ""}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), make(map[uint64]uint64), ""}
 	if !e.admin() && host.Direct != nil {
 		e.open = e.bare(spec.Linux.MaskedPaths, d.Mounts)
 	}
@@ -94,6 +96,8 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 		}
 	case *fdinfo.FileEntry:
 		return e.file(m)
+	case *ipcshm.IpcShmEntry:
+		e.sizes[uint64(m.GetDesc().GetId())] = m.GetSize()
 	case *fs.FsEntry:
 		if _, ok := e.files[m.GetCwdId()]; !ok {
 			return "directories", fmt.Errorf("the working directory is file %d, which there is not", m.GetCwdId())
@@ -105,7 +109,7 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 		if _, ok := e.files[m.GetExeFileId()]; !ok {
 			return "exe", fmt.Errorf("the program is file %d, which has no name: CRIU does not restore one that was started from memory (memfd_create)", m.GetExeFileId())
 		}
-		return "maps", maps(m)
+		return "maps", maps(m, e.sizes)
 	case *remapfilepath.RemapFilePathEntry:
 		if _, ok := e.files[m.GetOrigId()]; !ok {
 			return "removed files", fmt.Errorf("file %d is removed, and there is none", m.GetOrigId())
@@ -462,14 +466,20 @@ const (
 // What a mapping can be (criu/include/image.h).
 const (
 	mapStatus = 0xffff&^0x10 | 1<<27 | 1<<28 | 1<<29
+	mapSysV   = 1 << 10
 	mapGuard  = 1 << 16 // no mapping, but pages of mappings that madvise(2) has made guards (MADV_GUARD_INSTALL)
 )
 
+var errPart = errors.New("a process has unmapped a part of a segment of System V memory (shmat, munmap), and CRIU restores whole ones: have it detach the segment (shmdt)")
+
 // maps refuses mappings that overlap: CRIU's own code lies where the images leave room, and works
-// as root until it is done. Guards come behind all mappings, and lie within them.
-func maps(m *mm.MmEntry) error {
+// as root until it is done. Guards come behind all mappings, and lie within them. It refuses System V memory of which a
+// process has a part: CRIU attaches a segment whole. sizes are those of segments.
+func maps(m *mm.MmEntry, sizes map[uint64]uint64) error {
 	end, private := uint64(0), uint64(0)
-	var mapped [][2]uint64 // from and to; neighbours as one
+	type attached struct{ segment, at uint64 }
+	segments := make(map[attached]uint64) // how far they are mapped
+	var mapped [][2]uint64                // from and to; neighbours as one
 	for i, v := range m.GetVmas() {
 		from, to := v.GetStart(), v.GetEnd()
 		pages := from < to && to <= addressEnd && from%pageSize == 0 && to%pageSize == 0
@@ -486,6 +496,13 @@ func maps(m *mm.MmEntry) error {
 		case from < end || !pages:
 			return fmt.Errorf("mapping %d from %#x to %#x overlaps the one before, or is no range of pages", i, from, to)
 		}
+		if v.GetStatus()&mapSysV != 0 {
+			a := attached{v.GetShmid(), from - v.GetPgoff()}
+			if segments[a] != v.GetPgoff() {
+				return errPart
+			}
+			segments[a] += to - from
+		}
 		if err := openFlags(v.GetFdflags() &^ tmpFile); err != nil {
 			return fmt.Errorf("mapping %d: %w", i, err)
 		}
@@ -497,6 +514,11 @@ func maps(m *mm.MmEntry) error {
 		end = to
 		if v.GetFlags()&unix.MAP_PRIVATE != 0 {
 			private += to - from
+		}
+	}
+	for a, mapped := range segments {
+		if size, known := sizes[a.segment]; known && mapped < size {
+			return errPart
 		}
 	}
 	if private > mostPrivate {

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -24,8 +25,8 @@ const (
 
 // FreePorts ends the TCP connections at some local ports of a network namespace (see Addresses) that no
 // program has any more. The kernel keeps them for a minute, and a port with them, which a socket
-// without SO_REUSEADDR cannot be bound to meanwhile. One whose other end is still open may stay, and on an
-// error others too.
+// without SO_REUSEADDR cannot be bound to meanwhile. So it ends their other ends, if they were here: they would
+// answer what is restored as if it had ended. One whose other end is still open may stay, and on an error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
 	return InNetwork(namespace, func() error {
 		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
@@ -66,8 +67,10 @@ func endedAt(s Netlink, family byte, ports map[uint16]bool) (found [][]byte, err
 		if len(m) < diagMessage {
 			return
 		}
-		port, inode := binary.BigEndian.Uint16(m[4:]), binary.NativeEndian.Uint32(m[diagMessage-4:])
-		if ports[port] && inode == 0 {
+		inode := binary.NativeEndian.Uint32(m[diagMessage-4:])
+		from, to := m[8:24], m[24:40]
+		here := bytes.Equal(from, to) || family == unix.AF_INET && from[0] == 127 && to[0] == 127
+		if inode == 0 && (ports[binary.BigEndian.Uint16(m[4:])] || here && ports[binary.BigEndian.Uint16(m[6:])]) {
 			found = append(found, m[4:4+diagIdentity])
 		}
 	})

@@ -35,6 +35,20 @@ func TestFreePorts(t *testing.T) {
 			if err := near.(*net.TCPConn).CloseWrite(); err != nil { // FIN_WAIT2, and a program has it
 				t.Fatal(err)
 			}
+			gone, err := net.Dial("tcp", living.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept, err := living.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone.Close()
+			if _, err := kept.Read(make([]byte, 1)); err == nil {
+				t.Fatal("the connection has not ended")
+			}
+			kept.Close() // the other end is in TIME_WAIT
+			end := netip.MustParseAddrPort(gone.LocalAddr().String())
 			ports := map[uint16]bool{port.Port(): true}
 			for _, a := range []net.Addr{near.LocalAddr(), near.RemoteAddr()} {
 				ports[netip.MustParseAddrPort(a.String()).Port()] = true
@@ -48,6 +62,10 @@ func TestFreePorts(t *testing.T) {
 			s, err := bound(port)
 			if err != nil {
 				t.Errorf("the port is not free: %v", err)
+			}
+			unix.Close(s)
+			if s, err = bound(end); err != nil {
+				t.Errorf("the other end of a connection at the port: %v", err)
 			}
 			unix.Close(s)
 			if _, err := bound(other); !errors.Is(err, unix.EADDRINUSE) {
