@@ -1483,6 +1483,35 @@ static void long_linked(void)
 	must(unlink(name));
 }
 
+// Children of a process that has ended share an epoll, and each watches a pipe of its own.
+static void orphans_epoll(void)
+{
+	int said[2];
+	char one;
+	pid_t parent = (pid_t)must(fork());
+
+	if (parent) {
+		must(waitpid(parent, NULL, 0));
+		return;
+	}
+	a = (int)must(epoll_create1(0));
+	must(pipe(said));
+	for (int i = 0; i < 2; i++) {
+		int own[2];
+		if (must(fork()))
+			continue;
+		must(pipe(own));
+		struct epoll_event event = {EPOLLIN, {.fd = i}};
+		must(epoll_ctl(a, EPOLL_CTL_ADD, own[0], &event));
+		must(write(said[1], "!", 1));
+		for (;;)
+			pause();
+	}
+	must(read(said[0], &one, 1));
+	must(read(said[0], &one, 1));
+	_exit(0);
+}
+
 // A segment of System V memory goes with the last process that has it, as it was removed.
 static int *segment;
 
@@ -1671,6 +1700,7 @@ static const struct state {
 	{"dotted-socket", dotted_socket, dotted_socket_same},
 	{"long-socket", long_socket, NULL},
 	{"part-of-segment", part_of_segment, NULL},
+	{"orphans-epoll", orphans_epoll, NULL},
 	{"watch-link", watch_link, NULL},
 	{"corked", corked, NULL},
 	{"long-removed", long_removed, long_removed_same},

@@ -57,8 +57,9 @@ type Told struct {
 	limits bool          // whether there are limits that the kernel does not tell
 
 	watched  []watch
-	compared int      // files with watches
-	steps    int      // of the kernel's to compare them
+	compared int // files with watches
+	steps    int // of the kernel's to compare them
+	ranks    map[int]int
 	hidden   []string // lines of files in /proc, "PID/FD/LINE"
 }
 
@@ -68,7 +69,8 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Told{polls: make(map[int][]int)}
+	t := &Told{polls: make(map[int][]int), ranks: make(map[int]int)}
+	t.rank(init)
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
 		text, err := proc.Text(fmt.Sprintf("/proc/%d/timers", pid))

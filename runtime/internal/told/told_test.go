@@ -147,6 +147,8 @@ func TestWatches(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = forked.Process.Kill(); _ = forked.Wait() })
 	inside[3] = forked.Process.Pid
+	found.ranks = make(map[int]int)
+	found.rank(os.Getpid())
 	if err := found.watches(3, inside[3], inside); err != nil || len(found.watched) != 1 || len(found.hidden) != 1 {
 		t.Errorf("the epoll of a parent is looked at again: %v, %+v", err, found)
 	}

@@ -52,7 +52,7 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 	for _, copies := range proc.Copies(pid, epolls) {
 		epoll := copies[0]
 		// A comparison takes a thousand steps.
-		if t.steps += len(inside) << 10; t.steps <= mostSteps && sharedBefore(number, pid, epoll, inside) {
+		if t.steps += len(inside) << 10; t.steps <= mostSteps && t.sharedBefore(pid, epoll, inside) {
 			continue
 		}
 		rows, err := proc.FileInfo(pid, epoll, "tfd:")
@@ -62,8 +62,14 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 		if t.steps += len(rows) * len(rows); t.steps > mostSteps {
 			return fmt.Errorf("process %s has %d files watched by an epoll, which takes the kernel too long to tell: have it spread them over several: %w", proc.Describe(pid), len(rows), errdefs.ErrFailedPrecondition)
 		}
-		count := make(map[uint32]uint32)
+		count, hides := make(map[uint32]uint32), make(map[uint32]bool)
 		line := 0
+		hide := func(w watch, s slot) {
+			t.watched, hides[s.fd] = append(t.watched, w), true
+			for _, fd := range copies { // CRIU reads one of them
+				t.hidden = append(t.hidden, fmt.Sprintf("%d/%d/%d", pid, fd, line))
+			}
+		}
 		for _, row := range rows {
 			w, s := watch{pid: number, epoll: epoll}, slot{epoll: uint32(epoll)}
 			if n, _ := fmt.Sscanf(row, " %d events: %x data: %x", &s.fd, &w.events, &w.data); n != 3 {
@@ -75,6 +81,10 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 			has, err := t.findFile(pid, pid, s, int(s.fd))
 			if err != nil {
 				return err
+			}
+			if has >= 0 && hides[s.fd] { // CRIU counts watches with one number, as the kernel does
+				w.other, w.fd = number, has
+				hide(w, s)
 			}
 			if has >= 0 {
 				continue
@@ -91,10 +101,7 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 				}
 				if has >= 0 {
 					w.other, w.fd = number, has
-					t.watched = append(t.watched, w)
-					for _, fd := range copies { // CRIU reads one of them
-						t.hidden = append(t.hidden, fmt.Sprintf("%d/%d/%d", pid, fd, line))
-					}
+					hide(w, s)
 					break
 				}
 			}
@@ -103,15 +110,26 @@ func (t *Told) watches(number, pid int, inside map[int]int) error {
 	return nil
 }
 
-// sharedBefore reports whether a process that was there before has the same epoll, as after a fork. CRIU then
+// sharedBefore reports whether a process that CRIU dumps before has the same epoll, as after a fork. CRIU then
 // looks at the files of that one: a watch that is restored by both would be there twice.
-func sharedBefore(number, pid, epoll int, inside map[int]int) bool {
-	for before, other := range inside {
-		if before < number && proc.SameFile(pid, other, epoll) {
+func (t *Told) sharedBefore(pid, epoll int, inside map[int]int) bool {
+	for _, other := range inside {
+		if t.ranks[other] < t.ranks[pid] && proc.SameFile(pid, other, epoll) {
 			return true
 		}
 	}
 	return false
+}
+
+// rank notes the order in which CRIU dumps a process and those below it: each before its children.
+func (t *Told) rank(pid int) {
+	if _, seen := t.ranks[pid]; seen {
+		return
+	}
+	t.ranks[pid] = len(t.ranks)
+	for _, child := range proc.Children(pid) {
+		t.rank(child)
+	}
 }
 
 // findFile returns a descriptor of a process that is the file which another's epoll watches, -1 for none.
