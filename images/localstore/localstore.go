@@ -42,6 +42,9 @@ type Store struct {
 // whose sharing policy must be "shared". known is a blob of containerd's: a directory without it
 // belongs to another. After an error containerd's own store is there, which is slower.
 func Open(store content.Store, root string, known ocispec.Descriptor) (*Store, error) {
+	if known.Digest == "" {
+		return nil, errors.New("no blob is known by which to tell containerd's content store")
+	}
 	if known.Digest.Algorithm() != digest.Canonical {
 		return nil, fmt.Errorf("%s is not a %s digest", known.Digest, digest.Canonical)
 	}

@@ -79,7 +79,7 @@ func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser,
 	case "gzip":
 		return gzip.NewReader(bufio.NewReaderSize(r, readBytes))
 	case "zstd":
-		return newUnframer(bufio.NewReaderSize(r, readBytes), processors)
+		return newUnframer(r, processors)
 	}
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }

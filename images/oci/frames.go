@@ -6,7 +6,6 @@ package oci
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"io"
 	"slices"
 
@@ -78,7 +77,12 @@ func (f *framer) drain(most int) error {
 }
 
 // Close writes the rest.
-func (f *framer) Close() error { return errors.Join(f.begin(), f.drain(0)) }
+func (f *framer) Close() error {
+	if err := f.begin(); err != nil {
+		return err
+	}
+	return f.drain(0)
+}
 
 // unframer decompresses several small frames at once, up to the first one that is large, does not say how much it holds,
 // or is damaged. From there on it reads a stream.
@@ -89,7 +93,7 @@ type unframer struct {
 	made    []chan unframed // the frames on their way, in order
 	plain   []byte          // what is left of the last one
 	rest    io.ReadCloser   // the stream behind them; nil as long as there may be another frame
-	err     error           // of the stream's begin
+	err     error           // of the last frame, or the stream's begin
 }
 
 // unframed is a frame's content.
@@ -98,8 +102,8 @@ type unframed struct {
 	err   error
 }
 
-func newUnframer(from *bufio.Reader, processors int) (*unframer, error) {
-	u := &unframer{from: from, most: min(processors, mostFrames)}
+func newUnframer(from io.Reader, processors int) (*unframer, error) {
+	u := &unframer{from: bufio.NewReaderSize(&lasting{Reader: from}, readBytes), most: min(processors, mostFrames)}
 	if u.most == 1 {
 		return u, u.stream(nil)
 	}
@@ -124,14 +128,11 @@ func (u *unframer) Read(p []byte) (int, error) {
 			u.begin()
 		}
 		switch {
-		case len(u.made) > 0:
-			f := <-u.made[0]
-			if u.made = u.made[1:]; f.err != nil {
-				return 0, f.err
-			}
-			u.plain = f.plain
 		case u.err != nil:
 			return 0, u.err
+		case len(u.made) > 0:
+			f := <-u.made[0]
+			u.made, u.plain, u.err = u.made[1:], f.plain, f.err
 		default:
 			return u.rest.Read(p)
 		}
@@ -192,6 +193,19 @@ func (u *unframer) frame() (frame []byte, holds uint64, small bool) {
 		return frame, 0, false
 	}
 	return frame, h.FrameContentSize, true
+}
+
+// lasting keeps to its first error, which a buffer tells once: a source that is read again may try again for long.
+type lasting struct {
+	io.Reader
+	err error
+}
+
+func (l *lasting) Read(p []byte) (n int, err error) {
+	if l.err == nil {
+		n, l.err = l.Reader.Read(p)
+	}
+	return n, l.err
 }
 
 // Close ends what is under way.

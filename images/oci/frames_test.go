@@ -5,6 +5,7 @@ package oci
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"testing"
 
@@ -72,6 +73,21 @@ func TestCompressBySeveral(t *testing.T) {
 	}
 }
 
+// Behind a frame that could not be written nothing is.
+func TestNoRoomForAFrame(t *testing.T) {
+	full := &once{err: errors.New("no room")}
+	w, err := testPack(t, Zstd, 2*mostFrames)(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, mostFrames*frameBytes+1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err == nil || full.wrote > 0 {
+		t.Errorf("%d bytes were written, %v", full.wrote, err)
+	}
+}
+
 // A layer is decompressed by several processors to the same bytes as by one, whoever made its frames.
 func TestDecompressBySeveral(t *testing.T) {
 	stream := func(data []byte) []byte {
@@ -101,6 +117,7 @@ func TestDecompressBySeveral(t *testing.T) {
 	}
 	data := half(3*frameBytes + 100)
 	ours := packed(t, data, 2)
+	damaged := append(append(bytes.Clone(ours[:1<<20]), ours[1<<20]^1), ours[1<<20+1:]...)
 	skippable := []byte("\x50\x2a\x4d\x18\x03\x00\x00\x00abc")
 	for name, layer := range map[string][]byte{
 		"nothing":                  nil,
@@ -115,7 +132,7 @@ func TestDecompressBySeveral(t *testing.T) {
 		"cut off in a frame":       ours[:len(ours)-50],
 		"cut off behind a header":  ours[:8],
 		"something else behind it": append(bytes.Clone(ours), "something else"...),
-		"a bit is wrong":           append(append(bytes.Clone(ours[:1<<20]), ours[1<<20]^1), ours[1<<20+1:]...),
+		"a bit is wrong":           damaged,
 		"something else":           []byte("something else"),
 	} {
 		want, wantErr := unpacked(layer, 1)
@@ -127,8 +144,30 @@ func TestDecompressBySeveral(t *testing.T) {
 			t.Errorf("%s: %d bytes, by one processor %d", name, len(got), len(want))
 		}
 	}
+	r, err := Decompress(bytes.NewReader(damaged), ocispec.MediaTypeImageLayerZstd, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for range 2 {
+		if n, err := io.Copy(io.Discard, r); err == nil || n > frameBytes {
+			t.Errorf("of a damaged frame and those behind it %d bytes are read, %v", n, err)
+		}
+	}
+	for _, end := range []int{0, 100, len(ours)} { // where a frame begins, in one, and behind all
+		gone := errors.New("the connection is gone")
+		source := &once{Reader: bytes.NewReader(ours[:end]), err: gone}
+		r, err := Decompress(source, ocispec.MediaTypeImageLayerZstd, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, r); !errors.Is(err, gone) {
+			t.Errorf("after %d bytes the error is %v", end, err)
+		}
+		r.Close()
+	}
 	from := bytes.NewReader(ours)
-	r, err := Decompress(from, ocispec.MediaTypeImageLayerZstd, 3)
+	r, err = Decompress(from, ocispec.MediaTypeImageLayerZstd, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,6 +180,28 @@ func TestDecompressBySeveral(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// once has an error in place of the first end, or the first write.
+type once struct {
+	io.Reader
+	err   error
+	wrote int
+}
+
+func (o *once) Write(p []byte) (n int, err error) {
+	if err, o.err = o.err, nil; err != nil {
+		return 0, err
+	}
+	o.wrote += len(p)
+	return len(p), nil
+}
+
+func (o *once) Read(p []byte) (n int, err error) {
+	if n, err = o.Reader.Read(p); err != nil && o.err != nil {
+		err, o.err = o.err, nil
+	}
+	return n, err
 }
 
 func unpacked(layer []byte, processors int) ([]byte, error) {

@@ -248,6 +248,9 @@ func TestForeign(t *testing.T) {
 	if _, err := localstore.Open(d.store, other.root, longer); err == nil {
 		t.Error("a directory with another blob under a known digest was taken")
 	}
+	if _, err := localstore.Open(d.store, d.root, ocispec.Descriptor{}); err == nil {
+		t.Error("the directory of a namespace without blobs was taken")
+	}
 	if _, err := localstore.Open(d.store, filepath.Join(d.root, "none"), d.known); err == nil {
 		t.Error("a directory that is not there was taken")
 	}

@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package visible makes text valid and visible where it leaves: in replies, events, the log of
+// Package visible makes text valid and visible where it leaves: in errors, events, the log of
 // operations and on terminals.
 //
 // Names of files and processes come from containers and images, and are any bytes. Errors quote them.
