@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/staging"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
@@ -63,9 +64,9 @@ type container struct {
 	// gpu is the state that the container's processes have on GPUs.
 	gpu *gpustate.State
 	// suspended is set between a suspension and the resume; spill is then the
-	// directory with the GPU state, "" if that is in memory.
+	// directory with the GPU state, nil if that is in memory.
 	suspended bool
-	spill     string
+	spill     *staging.SpillDir
 	// lockErr is why Pause froze a CUDA container without its lock, and hookErr why a checkpoint
 	// may not follow.
 	lockErr, hookErr error

@@ -33,7 +33,7 @@ func beginUnflushed(ctx context.Context, c *container, read config.Source, rec j
 		return err
 	}
 	recovery.Sweep(ctx, view.Node, c.namespace)
-	rec.Namespace, rec.Container, rec.Bundle, rec.Spill = c.namespace, c.id, c.bundle, c.spill
+	rec.Namespace, rec.Container, rec.Bundle, rec.Spill = c.namespace, c.id, c.bundle, c.spillDir()
 	if err := recovery.Identify(&rec, c.pid); err != nil {
 		return fmt.Errorf("write the record of the %s: %w", rec.Operation, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -134,43 +133,46 @@ func (k *suspending) preflight(ctx context.Context) (uint64, error) {
 }
 
 func (k *suspending) makeSpillDir(ctx context.Context) (_ uint64, err error) {
-	if k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id); err != nil {
-		return 0, err
-	}
-	if err := k.c.journal.Spills(k.c.spill); err != nil {
-		k.c.removeSpill(ctx)
-		return 0, err
-	}
-	return 0, nil
+	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
+	k.c.journal.Spills(ctx, k.c.spillDir())
+	return 0, err
 }
 
 func (k *suspending) removeSpillDir(ctx context.Context) error {
 	if k.c.gpu.Phase() == gpustate.Spilled {
-		return fmt.Errorf("%s has the GPU state, and stays until that is back", k.c.spill)
+		return fmt.Errorf("%s has the GPU state, and stays until that is back", k.c.spillDir())
 	}
 	k.c.removeSpill(ctx)
 	return nil
 }
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
-	k.bytes, err = k.c.gpu.Save(ctx, k.c.spill, gpustate.Suspended)
+	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), gpustate.Suspended)
 	return k.bytes, endLost(ctx, k.s, k.c, err)
 }
 
 func (k *suspending) spill(ctx context.Context) (uint64, error) {
-	return k.c.gpu.Spill(ctx, k.c.spill)
+	return k.c.gpu.Spill(ctx, k.c.spillDir())
+}
+
+// spillDir returns the directory of the spilled state; "" for none.
+func (c *container) spillDir() string {
+	if c.spill == nil {
+		return ""
+	}
+	return c.spill.Path
 }
 
 // removeSpill removes what a spill has left on the disk. An error is for the log.
 func (c *container) removeSpill(ctx context.Context) {
-	if c.spill == "" {
+	if c.spill == nil {
 		return
 	}
-	if err := os.RemoveAll(c.spill); err != nil {
+	if err := c.spill.Remove(); err != nil {
 		log.G(ctx).WithError(err).Warn("remove the spilled GPU state")
 		return
 	}
-	c.spill = ""
+	c.spill = nil
 }
 
 // resuming is one resume of a suspended container. Its steps leave their results in it.

@@ -237,7 +237,7 @@ func Faults() []Fault {
 		},
 	}, Fault{
 		Name: recordsFull, Words: "the disk of `state_dir` is full",
-		Found: "the operation is refused, and the error says no space left on device; a resume continues without. Where the disk is full later, a spill is refused, and other operations continue with a record that says too little",
+		Found: "the operation is refused, and the error says no space left on device; a resume continues without. Where the disk is full later, the record says too little and the operation continues",
 		Alone: true,
 		Outcome: func(p Place) (Outcome, bool) {
 			if p.first() && p.Scenario.Operation != "resume" {

@@ -139,6 +139,14 @@ func TestSpillRefused(t *testing.T) {
 	if err := os.Mkdir(left, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	held, err := os.Open(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := unix.Flock(int(held.Fd()), unix.LOCK_EX); err != nil { // else it would be swept
+		t.Fatal(err)
+	}
 	harness.Says(t, gpuckpt(t, shared, "suspend", "--spill", disk, k.ID), left, "has died: remove it")
 	if err := os.Remove(left); err != nil {
 		t.Errorf("what was there: %v", err)

@@ -351,6 +351,7 @@ func (r *Report) removeSpill(dir string) error {
 // BeforeDelete ends and removes what a shim that has died has left and keeps runc from deleting its
 // container. work and runcState are where CRIU and runc mount for a restore.
 func BeforeDelete(ctx context.Context, bundle, work, runcState string) {
+	warn(ctx, "remove the spilled GPU state", staging.RemoveDeadSpill(bundle))
 	warn(ctx, "end the CRIU of a checkpoint", criu.EndOfDeadShim(bundle))
 	warn(ctx, "remove what a restore has left", criu.RemoveMounts(work, runcState))
 }

@@ -4,15 +4,16 @@
 // Package journal keeps a record on disk of what is done to a container, for whoever finds the node
 // after a crash. Package recovery reads it.
 //
-// The life of a record: Write writes it before an operation changes anything, and FlushBeside flushes
-// it. Note names each step, before it is taken, and what would undo those before. End removes the
-// record, or leaves it where the container stays as the operation left it: paused, suspended, or stuck,
-// because the way back has failed. What Note writes is not flushed: it is for the case that processes
-// die. A machine that loses its power loses all processes, and what is then left of an operation is in
-// the first version, or was noted by Spills.
+// The life of a record: Begin writes it before an operation changes anything, and flushes it. Note
+// names each step, before it is taken, and what would undo those before. End removes the record, or
+// leaves it where the container stays as the operation left it: paused, suspended, or stuck, because
+// the way back has failed. Only Begin flushes: what Note writes is for the case that processes die. A
+// machine that loses its power loses all processes, and what is then left of an operation is in the
+// first version.
 //
-// A restore changes nothing of a program that runs. So its record is flushed beside CRIU: no step is
-// noted, and so none is taken, before the record is on the disk.
+// A restore changes nothing of a program that runs. It begins with Write, which is enough for the
+// case that processes die, and flushes beside CRIU: no step is noted, and so none is taken, before
+// the record is on the disk.
 package journal
 
 import (
@@ -96,8 +97,16 @@ type Journal struct {
 	sync func(*os.File) error // a test's; nil is File.Sync
 }
 
-// Write writes a record, in place of the one before. dir is the directory of records. On an error the one
-// before is still there.
+// Begin writes a record, in place of the one before, and flushes it. dir is the directory of records.
+// On an error the one before is still there, or the new one that is not flushed.
+func (j *Journal) Begin(dir string, r Record) error {
+	if err := j.Write(dir, r); err != nil {
+		return err
+	}
+	return j.FlushBeside()()
+}
+
+// Write is Begin without the flush. On an error the record before is still there.
 func (j *Journal) Write(dir string, r Record) (err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -158,31 +167,23 @@ func (j *Journal) flush() error {
 
 // Note notes that a step is begun, and what undoes the steps before it.
 func (j *Journal) Note(ctx context.Context, step string, undo []string) {
-	j.keep(ctx, func(r *Record) { r.Step, r.Undo = step, undo })
+	j.change(ctx, func(r *Record) { r.Step, r.Undo = step, undo })
 }
 
-// Spills notes where a suspension keeps GPU state, and flushes that: nothing else leads to it after a crash.
-func (j *Journal) Spills(dir string) error {
-	if err := j.change(func(r *Record) { r.Spill = dir }); err != nil {
-		return fmt.Errorf("note the directory of the GPU state: %w", err)
-	}
-	return j.FlushBeside()()
+// Spills notes where a suspension keeps GPU state.
+func (j *Journal) Spills(ctx context.Context, dir string) {
+	j.change(ctx, func(r *Record) { r.Spill = dir })
 }
 
-func (j *Journal) change(change func(*Record)) error {
+func (j *Journal) change(ctx context.Context, change func(*Record)) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.record == nil {
-		return nil
+		return
 	}
 	change(j.record)
-	return write(j.path, j.record)
-}
-
-// keep is change for what may stay away: the record says too little then, nothing wrong.
-func (j *Journal) keep(ctx context.Context, change func(*Record)) {
-	if err := j.change(change); err != nil {
-		log.G(ctx).WithError(err).Warn("keep the container's record")
+	if err := write(j.path, j.record); err != nil {
+		log.G(ctx).WithError(err).Warn("keep the container's record") // it says too little then, nothing wrong
 	}
 }
 
@@ -190,7 +191,7 @@ func (j *Journal) keep(ctx context.Context, change func(*Record)) {
 // none of them, and the record is removed.
 func (j *Journal) End(ctx context.Context, state string, why error) {
 	if state != "" {
-		j.keep(ctx, func(r *Record) {
+		j.change(ctx, func(r *Record) {
 			if r.State = state; why != nil {
 				r.Why = why.Error()
 			}

@@ -18,13 +18,13 @@ import (
 func begun(t *testing.T, dir string) *Journal {
 	t.Helper()
 	j := new(Journal)
-	if err := j.Write(dir, Record{Namespace: "ns", Container: "c", Operation: "checkpoint", Images: &imagedir.Dir{Path: "/i", Made: true}}); err != nil {
+	if err := j.Begin(dir, Record{Namespace: "ns", Container: "c", Operation: "checkpoint", Images: &imagedir.Dir{Path: "/i", Made: true}}); err != nil {
 		t.Fatal(err)
 	}
 	return j
 }
 
-// A record is there from Write on, follows the steps, and goes with End.
+// A record is there from Begin on, follows the steps, and goes with End.
 func TestJournal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "yet")
 	j := begun(t, dir)
@@ -44,9 +44,7 @@ func TestJournal(t *testing.T) {
 		t.Errorf("the file is %v, %v", info, err)
 	}
 	j.Note(t.Context(), "dump", []string{"give back", "resume"})
-	if err := j.Spills("/spill"); err != nil {
-		t.Error(err)
-	}
+	j.Spills(t.Context(), "/spill")
 	if r, err = Read(path); err != nil || r.Step != "dump" || !slices.Equal(r.Undo, []string{"give back", "resume"}) || r.Spill != "/spill" {
 		t.Errorf("the record is %+v, %v", r, err)
 	}
@@ -68,7 +66,7 @@ func TestNoRecord(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := new(Journal).Write(file, Record{Namespace: "ns", Container: "c", Operation: "checkpoint"}); err == nil || !strings.Contains(err.Error(), "write the record of the checkpoint") {
+	if err := new(Journal).Begin(file, Record{Namespace: "ns", Container: "c", Operation: "checkpoint"}); err == nil || !strings.Contains(err.Error(), "write the record of the checkpoint") {
 		t.Errorf("error %v", err)
 	}
 }
