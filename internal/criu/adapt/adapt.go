@@ -9,8 +9,8 @@
 // of a dump (Make), and then edits the entry of each (Edit), before CRIU reads it:
 //
 //   - A TCP connection stays open if both of its ends are among the files: gloo, ZMQ, a program's
-//     own server, or if its other end was closed here. Its other end would be elsewhere otherwise, and knows nothing of the restore: it
-//     becomes a socket without a connection, as CRIU's own switch makes it.
+//     own server, or if its other end was closed here. Its other end would be elsewhere otherwise, and
+//     knows nothing of the restore: it becomes a socket without a connection, as CRIU's own switch makes it.
 //   - A socket that has the old pod's address gets the new one's.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets

@@ -155,7 +155,7 @@ func (e *Entries) unix(s *skunix.UnixSkEntry) error {
 	case len(name) > longestName:
 		return fmt.Errorf("a Unix socket has the name %q of %d bytes, and CRIU restores %d: have the program bind a shorter one", name, len(name), longestName)
 	case strings.Contains(name, "\x00") || leadsOut(name):
-		return fmt.Errorf("a Unix socket has the name %q: have the program bind it by a path without ..", name)
+		return fmt.Errorf("a Unix socket has the name %q: have the program bind it by a path without %q", name, "..")
 	}
 	if strings.HasPrefix(name, "/") != (s.NameDir == nil) { // "//" and "/./" lead where they say
 		return fmt.Errorf("its name is %q, below the directory %q", name, s.GetNameDir())

@@ -29,8 +29,8 @@ const (
 )
 
 // Sockets has a dump, whose processes still stand still, bind each Unix socket that was renamed after it
-// was bound, or linked to another name, to the name that it has now, and one of a name with "..", to the name without. The kernel goes on telling CRIU the
-// old one. It refuses a socket whose name is not found.
+// was bound, or linked to another name, to the name that it has now, and one of a name with "..", to the
+// name without. The kernel goes on telling CRIU the old one. It refuses a socket whose name is not found.
 func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error)) error {
 	bound := make(map[uint32]*skunix.UnixSkEntry)
 	err := image.EachOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
