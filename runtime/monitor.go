@@ -6,6 +6,7 @@ package runtime
 import (
 	"os/exec"
 	goruntime "runtime"
+	"sync"
 
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"github.com/containerd/go-runc"
@@ -14,10 +15,18 @@ import (
 // monitor is containerd's reaper, but that it keeps the thread that has started a runc until that has
 // ended. go-runc sets PDEATHSIG: the kernel kills runc when that thread ends, and a shim's threads end
 // where they have entered a namespace or traced a process (golang.org/issue/27505).
-type monitor struct{ *reaper.Monitor }
+type monitor struct {
+	*reaper.Monitor
+	resumes sync.Map // what is closed before a runc resumes a container, by the container's id
+}
 
 // StartLocked starts a command on a thread that no other goroutine uses before it has ended.
-func (m monitor) StartLocked(cmd *exec.Cmd) (exits chan runc.Exit, err error) {
+func (m *monitor) StartLocked(cmd *exec.Cmd) (exits chan runc.Exit, err error) {
+	if n := len(cmd.Args); n > 1 && cmd.Args[n-2] == "resume" {
+		if begun, asked := m.resumes.LoadAndDelete(cmd.Args[n-1]); asked {
+			close(begun.(chan struct{}))
+		}
+	}
 	started := make(chan struct{})
 	go func() {
 		goruntime.LockOSThread()

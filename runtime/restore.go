@@ -345,6 +345,11 @@ const killTimeout = 30 * time.Second
 func (s *Service) kill(ctx context.Context, c *container) error {
 	ctx, cancel := context.WithTimeout(ctx, killTimeout)
 	defer cancel()
+	// When a paused container has ended, runc's service has runc resume it (containerd, process/init_state.go).
+	// That takes 6 ms, and whoever asks the service of the container waits for it. So nobody has to here.
+	resumes := make(chan struct{})
+	s.monitor.resumes.Store(c.id, resumes)
+	defer s.monitor.resumes.Delete(c.id)
 	if cg := c.frozen.Load(); cg != nil {
 		if err := cg.Kill(); err != nil {
 			return fmt.Errorf("kill the container: %w", err)
@@ -354,8 +359,17 @@ func (s *Service) kill(ctx context.Context, c *container) error {
 			return fmt.Errorf("kill the container: %w", err)
 		}
 	}
-	if _, err := s.TTRPCTaskService.Wait(ctx, &taskAPI.WaitRequest{ID: c.id}); err != nil {
-		return fmt.Errorf("wait for the container's end: %w", err)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.TTRPCTaskService.Wait(ctx, &taskAPI.WaitRequest{ID: c.id})
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			return fmt.Errorf("wait for the container's end: %w", err)
+		}
+	case <-resumes:
 	}
 	return nil
 }

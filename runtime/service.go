@@ -30,6 +30,7 @@ import (
 type Service struct {
 	taskAPI.TTRPCTaskService // runc's
 
+	monitor  monitor
 	oom      *host.OOMWatch
 	announce *event.Announcer
 
@@ -64,11 +65,12 @@ func newService(ctx context.Context, events shim.Publisher, down shutdown.Servic
 	}
 	s := &Service{
 		TTRPCTaskService: inner,
+		monitor:          monitor{Monitor: reaper.Default},
 		oom:              host.NewOOMWatch(ctx, events),
 		announce:         event.New(ctx, events),
 		containers:       make(map[string]*container),
 	}
-	runc.Monitor = monitor{reaper.Default}
+	runc.Monitor = &s.monitor
 	return s, nil
 }
 
