@@ -117,8 +117,8 @@ func describe(ctx context.Context, c *client.Client, i images.Image, keys []sign
 	return e, nil
 }
 
-// Rules say which checkpoints may go. Those of one container in one repository are counted together, as are
-// those that name no container. An image names its container and its time itself. Its own name is
+// Rules say which checkpoints may go. Those of one container in one repository are counted together, and so
+// are those without a container's name. An image names its container and its time itself. Its own name is
 // what it was pulled by: only who writes to a repository can have others there let go.
 type Rules struct {
 	// Keep is how many of each container's checkpoints stay, the newest; 0 is none.

@@ -78,8 +78,11 @@ func (s *Store) ReaderAt(ctx context.Context, d ocispec.Descriptor) (content.Rea
 	if err != nil {
 		return nil, err
 	}
+	if d.Digest.Algorithm() != digest.Canonical {
+		return s.Store.ReaderAt(ctx, d)
+	}
 	f, err := os.Open(filepath.Join(s.blobs, d.Digest.Encoded()))
-	if err != nil || d.Digest.Algorithm() != digest.Canonical {
+	if err != nil {
 		return s.Store.ReaderAt(ctx, d)
 	}
 	return &blob{f, info.Size}, nil

@@ -32,18 +32,7 @@ func TestDecompressReadsMuchAtATime(t *testing.T) {
 		ocispec.MediaTypeImageLayerGzip: Gzip,
 		"":                              Zstd, // it goes by how the layer begins
 	} {
-		var compressed bytes.Buffer
-		w, err := testPack(t, c, 1)(&compressed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(data); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		from := &countedReader{Reader: &compressed}
+		from := &countedReader{Reader: bytes.NewReader(packedBy(t, data, testPack(t, c, 1)))}
 		plain, err := Decompress(from, mediaType, 1)
 		if err != nil {
 			t.Fatal(err)

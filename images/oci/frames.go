@@ -144,7 +144,7 @@ func (u *unframer) Read(p []byte) (int, error) {
 
 // begin has the next frame decompressed, or the rest be read as a stream.
 func (u *unframer) begin() {
-	frame, bytes, small := u.frame()
+	frame, holds, small := u.frame()
 	if !small {
 		u.err = u.stream(frame)
 		return
@@ -152,7 +152,7 @@ func (u *unframer) begin() {
 	made := make(chan unframed, 1)
 	u.made = append(u.made, made)
 	go func() {
-		plain, err := u.decoder.DecodeAll(frame, make([]byte, 0, bytes))
+		plain, err := u.decoder.DecodeAll(frame, make([]byte, 0, holds))
 		made <- unframed{plain, err}
 	}()
 }

@@ -26,8 +26,14 @@ func testPack(t testing.TB, c Compression, processors int) func(io.Writer) (io.W
 // packed is data as a layer that a build with so many processors compresses.
 func packed(t testing.TB, data []byte, processors int) []byte {
 	t.Helper()
+	return packedBy(t, data, testPack(t, Zstd, processors))
+}
+
+// packedBy is data as pack makes it.
+func packedBy(t testing.TB, data []byte, pack func(io.Writer) (io.WriteCloser, error)) []byte {
+	t.Helper()
 	var compressed bytes.Buffer
-	w, err := testPack(t, Zstd, processors)(&compressed)
+	w, err := pack(&compressed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,33 +96,10 @@ func TestNoRoomForAFrame(t *testing.T) {
 
 // A layer is decompressed by several processors to the same bytes as by one, whoever made its frames.
 func TestDecompressBySeveral(t *testing.T) {
-	stream := func(data []byte) []byte {
-		var b bytes.Buffer
-		w, err := zstd.NewWriter(&b)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(data); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
-	}
-	raw := func(data []byte) []byte {
-		var b bytes.Buffer
-		w := newRawWriter(&b)
-		if _, err := w.Write(data); err != nil {
-			t.Fatal(err)
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
-	}
 	data := half(3*frameBytes + 100)
 	ours := packed(t, data, 2)
+	stream := packedBy(t, data, func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w) })
+	raw := packedBy(t, data, func(w io.Writer) (io.WriteCloser, error) { return newRawWriter(w), nil })
 	damaged := append(append(bytes.Clone(ours[:1<<20]), ours[1<<20]^1), ours[1<<20+1:]...)
 	skippable := []byte("\x50\x2a\x4d\x18\x03\x00\x00\x00abc")
 	for name, layer := range map[string][]byte{
@@ -124,10 +107,10 @@ func TestDecompressBySeveral(t *testing.T) {
 		"an empty frame":           packed(t, nil, 1),
 		"small frames":             ours,
 		"one byte, many times":     packed(t, make([]byte, 2*frameBytes), 1),
-		"a stream":                 stream(data),
-		"raw blocks":               raw(data),
-		"a stream behind a frame":  append(bytes.Clone(ours), stream(data)...),
-		"frames behind a stream":   append(stream(data), ours...),
+		"a stream":                 stream,
+		"raw blocks":               raw,
+		"a stream behind a frame":  append(bytes.Clone(ours), stream...),
+		"frames behind a stream":   append(bytes.Clone(stream), ours...),
 		"a frame to skip":          append(append(bytes.Clone(ours), skippable...), ours...),
 		"cut off in a frame":       ours[:len(ours)-50],
 		"cut off behind a header":  ours[:8],

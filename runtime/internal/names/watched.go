@@ -79,10 +79,13 @@ func Watched(ctx context.Context, init int, list func() ([]int, error)) ([]strin
 // a socket is made later.
 func watchable(root *os.Root, name string) error {
 	is, err := root.Lstat(path.Join(".", name))
-	if err == nil && is.Mode()&(fs.ModeSymlink|fs.ModeSocket) != 0 {
-		err = fmt.Errorf("a program watches %s (inotify), a symbolic link or the name of a Unix socket, and CRIU cannot restore that: have it watch the directory: %w", name, errdefs.ErrFailedPrecondition)
+	if err != nil {
+		return nil // CRIU will say what is wrong with it
 	}
-	return err
+	if is.Mode()&(fs.ModeSymlink|fs.ModeSocket) != 0 {
+		return fmt.Errorf("a program watches %s (inotify), a symbolic link or the name of a Unix socket, and CRIU cannot restore that: have it watch the directory: %w", name, errdefs.ErrFailedPrecondition)
+	}
+	return nil
 }
 
 // watches returns what processes watch, by the file system that it is on.
