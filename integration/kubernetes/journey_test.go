@@ -7,7 +7,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +31,7 @@ import (
 // checkpointed and pushed, and goes on on the other, ready when it answers. A machine that joins later
 // restores it as well.
 func TestJourney(t *testing.T) {
-	results.Add(t)
+	result := results.Add(t)
 	needs(t, "gpuckpt-agent")
 	needs(t, "kube-controller-manager")
 	if _, err := exec.LookPath("ip"); err != nil {
@@ -84,6 +86,9 @@ func TestJourney(t *testing.T) {
 	j.apply(t, j.server("joined", image, third.Name(), restoring))
 	j.count(t, "joined", "102")
 	step("the third server answers, restored there")
+	j.kubectl(t, "delete", "deployment", "joined", "--cascade=foreground")
+	j.firstAnswers(t, result, third, image)
+	step("first answers are measured")
 	if gpu.Kind != harness.SoftwareGPU {
 		return // the driver of no other is replaced so easily
 	}
@@ -105,6 +110,125 @@ func TestJourney(t *testing.T) {
 	t.Run("moves", j.testMoves) // first: a kubelet that is restarted has no GPUs for new pods, since nobody offers them again
 	t.Run("restarts", j.testRestarts)
 	step("done")
+}
+
+// journeyState is how much GPU memory the servers have, and how often their restore is timed.
+func journeyState() (bytes string, runs int) {
+	if gpu.Kind == harness.SoftwareGPU {
+		return "1M", 1
+	}
+	return "4G", 3
+}
+
+// firstAnswers measures, on a node that has nothing of an image, how long it takes from the begin until the first
+// answer: of a pod, and of a container that "gpuckpt restore" restores.
+func (j *journey) firstAnswers(t *testing.T, result *harness.TestResult, n *node.Node, image string) {
+	t.Helper()
+	const name = "timed"
+	bytes, runs := journeyState()
+	pod := j.server(name, image, n.Name(), restoring)["spec"].(map[string]any)["template"].(map[string]any)
+	pod["apiVersion"], pod["kind"], pod["metadata"] = "v1", "Pod", map[string]any{"name": name, "annotations": restoring}
+	gpuckpt := func(n *node.Node, args ...string) *exec.Cmd {
+		cmd, err := n.Command(t.Context(), "gpuckpt", append(args, "--address", n.Address(), "--namespace", node.Namespace)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env = append(cmd.Env, "DOCKER_CONFIG="+credentialsDir(j.nodes[0]))
+		return n.MachineCommand(cmd)
+	}
+	// Networks of pods are their sandboxes': what the command line restores is a container that had the host's.
+	first := j.nodes[0]
+	k, err := first.Run(t.Context(), harness.RunSpec{
+		ID: "plain", Image: first.Registry().Host + "/server:1", GPUs: []int{0},
+		Args: []string{"/usr/bin/gpuwork", "web", "--port", strconv.Itoa(counterPort), "--bytes", bytes},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	firstAnswer(t, first.IP())
+	plain := first.Registry().Host + "/team/plain:1"
+	if out, err := gpuckpt(first, "checkpoint", k.ID, "--push", plain).CombinedOutput(); err != nil {
+		t.Fatalf("gpuckpt checkpoint: %v: %s", err, out)
+	}
+	k.MustRemove(t)
+	images := map[string]string{"pod": image, "restore": plain}
+	ways := map[string]func() (ip string, end func()){
+		"pod": func() (string, func()) {
+			j.apply(t, pod)
+			found, err := n.WaitFor(t.Context(), name, func(p node.Pod) bool { return p.Status.PodIP != "" })
+			if err != nil {
+				t.Fatal(err)
+			}
+			return found.Status.PodIP, func() { j.kubectl(t, "delete", "pod", name) }
+		},
+		"restore": func() (string, func()) {
+			cmd := gpuckpt(n, "restore", plain, "--pull", "--quiet", "--name", name, "--net-host", "--gpus", "0")
+			var said strings.Builder
+			cmd.Stderr = &said
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			return n.IP(), func() {
+				if err := cmd.Wait(); err != nil {
+					t.Fatalf("gpuckpt restore: %v: %s", err, said.String())
+				}
+				n.Adopt(name, counterPort).MustRemove(t)
+			}
+		},
+	}
+	for way, begin := range ways {
+		var seconds []float64
+		for range runs {
+			j.forget(t, n, images[way])
+			began := time.Now()
+			ip, end := begin()
+			answer := firstAnswer(t, ip)
+			seconds = append(seconds, time.Since(began).Seconds())
+			if answer != "102" {
+				t.Fatalf("%s: the server answers %s, want 102", way, answer)
+			}
+			end()
+		}
+		t.Logf("%s: %.2f s until the first answer", way, seconds)
+		slices.Sort(seconds)
+		result.Number("first_answer_by_"+way+"_seconds", seconds[runs/2])
+	}
+}
+
+// firstAnswer asks a server to count until it answers. A connection that came before the program ran may be lost.
+func firstAnswer(t *testing.T, ip string) string {
+	t.Helper()
+	address := "http://" + net.JoinHostPort(ip, strconv.Itoa(counterPort)) + "/count"
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		answer, err := http.Get(address)
+		if err == nil {
+			defer answer.Body.Close()
+			text, err := io.ReadAll(answer.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(text)
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatalf("no answer in a minute: %v", err)
+		}
+	}
+}
+
+// forget removes all of a checkpoint image from a node.
+func (j *journey) forget(t *testing.T, n *node.Node, image string) {
+	t.Helper()
+	list, err := n.Client().ImageService().List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range list {
+		if i.Name == image || strings.HasSuffix(image, "@"+i.Target.Digest.String()) {
+			if err := n.RemoveImage(t.Context(), i.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }
 
 // envRestarts is "all" to restart each program at each stage.
@@ -376,6 +500,7 @@ func (j *journey) rolledOut(t *testing.T) {
 // server is a Deployment of an HTTP server that uses a GPU, for one node, ready when it answers.
 func (j *journey) server(name, image, on string, annotations map[string]string) map[string]any {
 	labels := map[string]string{"app": name}
+	bytes, _ := journeyState()
 	return map[string]any{
 		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{
@@ -386,7 +511,7 @@ func (j *journey) server(name, image, on string, annotations map[string]string) 
 					"runtimeClassName": "gpuckpt", "terminationGracePeriodSeconds": 1, "nodeSelector": map[string]string{"kubernetes.io/hostname": on},
 					"imagePullSecrets": []any{map[string]any{"name": pullSecret}},
 					"containers": []any{map[string]any{
-						"name": "server", "image": image, "args": []string{"web", "--port", strconv.Itoa(counterPort)},
+						"name": "server", "image": image, "args": []string{"web", "--port", strconv.Itoa(counterPort), "--bytes", bytes},
 						"resources":      map[string]any{"limits": map[string]any{node.Resource: "1"}},
 						"readinessProbe": map[string]any{"periodSeconds": 1, "httpGet": map[string]any{"path": "/ready", "port": counterPort}},
 					}},

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // An HTTP server, one connection at a time: GET /count adds one in GPU memory and answers the new
-// value, any other path answers "ready".
+// value, any other path answers "ready". It has --bytes of GPU memory that does not compress.
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,7 +22,12 @@ void run_web(const struct options *o)
 	struct sockaddr_in any = {.sin_family = AF_INET, .sin_port = htons((uint16_t)o->port)};
 	int yes = 1, s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	struct gpu g = gpu_open(o->gpu);
+	CUdeviceptr noise = gpu_alloc(o->bytes);
+	uint64_t words = o->bytes / sizeof(uint64_t), seed = o->seed, keep = UINT64_MAX, fixed = 0;
+	void *fill[] = {&noise, &words, &seed, &keep, &fixed, &noise};
 
+	gpu_launch(g.fill, 1024, 256, fill);
+	gpu_wait();
 	gpu_write(g.counter, o->start);
 	if (s < 0 || setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
 	    bind(s, (struct sockaddr *)&any, sizeof any) || listen(s, 16)) {
