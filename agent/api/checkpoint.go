@@ -71,7 +71,7 @@ const (
 	HasFailed   = "Failed"
 	Interrupted = "Interrupted" // a reason of Failed
 	NoAgent     = "NoAgent"     // another
-	// Waiting is there while a Checkpoint waits for what may never come. NoAgent and NotScheduled are
+	// Waiting is there while one waits for what may never come. Of a Checkpoint NoAgent and NotScheduled are
 	// its reasons, and those of Failed when it has waited in vain. Queued waits for another one.
 	Waiting      = "Waiting"
 	NotScheduled = "PodNotScheduled"

@@ -41,13 +41,14 @@ type MigrationSpec struct {
 	// DeleteFirst has the old pod gone before the new one starts: the two never run at once. When the
 	// restore fails then, the new pod stays for the kubelet to try on.
 	DeleteFirst bool `json:"deleteFirst,omitempty"`
-	// ReadySeconds is how long the new pod may take from the checkpoint until it is ready; 0: 600.
+	// ReadySeconds is how long the new pod may take from when it may start until it is ready; 0: 600.
 	ReadySeconds int64 `json:"readySeconds,omitempty"`
 }
 
-// What a Migration has done: types of conditions beside Complete and Failed.
+// What a Migration has done: types of conditions beside Waiting, Complete and Failed.
 const (
 	Checkpointed = "Checkpointed"
+	Released     = "Released" // the new pod may start
 	Restored     = "Restored"
 )
 

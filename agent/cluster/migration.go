@@ -36,8 +36,8 @@ const (
 // not matter who did the steps before.
 type migrations struct{ cluster }
 
-// errWait is the error of a step that goes on by itself.
-var errWait = errors.New("not yet")
+// errWait is the error of a step that goes on by itself. As the cause of a failure, somebody may have to help.
+var errWait = errors.New("it waits")
 
 // Reconcile is called for each change of a Migration, of its Checkpoint and of its pod.
 func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
@@ -53,30 +53,49 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	before := m.DeepCopy()
 	err := r.migrate(ctx, &m)
+	f, failed := errors.AsType[*api.Failure](err)
 	if errors.Is(err, errWait) {
-		if meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && m.Status.Phase == api.Running {
-			return ctrl.Result{}, r.save(ctx, before, &m) // the Checkpoint's end comes by itself
-		}
-		return ctrl.Result{RequeueAfter: again}, r.save(ctx, before, &m)
+		return r.wait(ctx, before, &m, f)
 	}
 	reason, message := "Migrated", fmt.Sprintf("the pod %s goes on as %s on the node %s", m.Spec.Pod, m.Status.NewPod, m.Status.To)
 	kind, event := api.Complete, corev1.EventTypeNormal
 	m.Status.Phase = api.Succeeded
 	if err != nil {
-		f, ok := errors.AsType[*api.Failure](err)
-		if !ok {
+		if !failed {
 			return ctrl.Result{}, err
 		}
 		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.Reason, f.Error()
 	}
 	now := metav1.NewTime(r.now())
 	m.Status.CompletionTime = &now
-	condition(&m, kind, reason, message)
+	meta.RemoveStatusCondition(&m.Status.Conditions, api.Waiting)
+	r.condition(&m, kind, reason, message)
 	if err := r.save(ctx, before, &m); err != nil {
 		return ctrl.Result{}, err
 	}
 	r.events.Event(&m, event, reason, api.Text(message))
 	return ctrl.Result{}, nil
+}
+
+// wait has a Migration say what people may have to do, nil for nothing, and returns when it is looked at again.
+func (r *migrations) wait(ctx context.Context, before, m *api.Migration, why *api.Failure) (ctrl.Result, error) {
+	next := again
+	switch {
+	case why != nil:
+		r.condition(m, api.Waiting, why.Reason, why.Error())
+		next = soonest
+	case meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && m.Status.Phase == api.Running:
+		next = 0 // the Checkpoint's end comes by itself
+	default:
+		meta.RemoveStatusCondition(&m.Status.Conditions, api.Waiting)
+	}
+	if err := r.save(ctx, before, m); err != nil {
+		return ctrl.Result{}, err
+	}
+	if why != nil && meta.FindStatusCondition(before.Status.Conditions, api.Waiting) == nil {
+		r.events.Event(m, corev1.EventTypeWarning, why.Reason, api.Text(why.Error()))
+	}
+	return ctrl.Result{RequeueAfter: next}, nil
 }
 
 // save writes the status, if it has changed. A conflict is an error: another round sees what is new.
@@ -87,8 +106,8 @@ func (r *migrations) save(ctx context.Context, before, m *api.Migration) error {
 	return client.IgnoreNotFound(r.client.Status().Update(ctx, m))
 }
 
-func condition(m *api.Migration, kind, reason, message string) {
-	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: api.Text(message), ObservedGeneration: m.Generation})
+func (r *migrations) condition(m *api.Migration, kind, reason, message string) {
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: reason, Message: api.Text(message), ObservedGeneration: m.Generation, LastTransitionTime: metav1.NewTime(r.now())})
 }
 
 // migrate does what is to be done next, and returns errWait while something else is at work. Its
@@ -103,6 +122,9 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	if m.Status.Phase == "" {
 		return r.begin(m, &old, gone)
 	}
+	if meta.FindStatusCondition(m.Status.Conditions, api.Restored) != nil { // whatever the new pod does since
+		return r.remove(ctx, m, &old, gone)
+	}
 	fresh, refused := r.newPod(ctx, m, &old, gone)
 	// A pod that ends is checkpointed all the same: a quota counts it until it has ended.
 	if f, ok := errors.AsType[*api.Failure](refused); refused != nil && (!ok || f.Reason != podRefused || m.Labels[api.EvictedLabel] == "") {
@@ -112,7 +134,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	if err != nil {
 		return err
 	}
-	condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+k.Name)
+	r.condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+k.Name)
 	if refused != nil {
 		return refused
 	}
@@ -120,17 +142,18 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 		if err := r.open(ctx, k, fresh.DeepCopy(), client.DryRunAll); err != nil {
 			return err
 		}
-		if err := r.remove(ctx, &old, gone); err != nil {
+		if err := r.remove(ctx, m, &old, gone); err != nil {
 			return err
 		}
 	}
 	if err := r.open(ctx, k, fresh); err != nil {
 		return err
 	}
-	if err := r.ready(m, k, fresh); err != nil {
+	r.condition(m, api.Released, "GateRemoved", "the new pod may start")
+	if err := r.ready(m, fresh); err != nil {
 		return err
 	}
-	condition(m, api.Restored, "Ready", "the new pod is ready")
+	r.condition(m, api.Restored, "Ready", "the new pod is ready")
 	// From here on the new pod does not go with the Migration.
 	if len(fresh.OwnerReferences) > 0 {
 		fresh.OwnerReferences = nil
@@ -138,7 +161,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 			return err
 		}
 	}
-	return r.remove(ctx, &old, gone)
+	return r.remove(ctx, m, &old, gone)
 }
 
 func (r *migrations) pod(ctx context.Context, m *api.Migration, name string, to *corev1.Pod) error {
@@ -257,14 +280,14 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 	return err
 }
 
-// ready waits until the new pod is, for a time.
-func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Pod) error {
+// ready waits until the new pod is, for a time since it could start: with DeleteFirst the old one may have taken long.
+func (r *migrations) ready(m *api.Migration, fresh *corev1.Pod) error {
 	m.Status.To = fresh.Spec.NodeName
 	limit := readyLimit
 	if m.Spec.ReadySeconds > 0 {
 		limit = time.Duration(m.Spec.ReadySeconds) * time.Second
 	}
-	late := k.Status.CompletionTime != nil && r.now().Sub(k.Status.CompletionTime.Time) > limit
+	late := r.now().Sub(meta.FindStatusCondition(m.Status.Conditions, api.Released).LastTransitionTime.Time) > limit
 	why := "it is " + string(fresh.Status.Phase)
 	for _, c := range fresh.Status.Conditions {
 		if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
@@ -285,19 +308,25 @@ func (r *migrations) ready(m *api.Migration, k *api.Checkpoint, fresh *corev1.Po
 	case fresh.Status.Phase == corev1.PodSucceeded: // it went on, to its end
 		return nil
 	case fresh.Status.Phase == corev1.PodFailed || late:
-		return api.Fail("RestoreFailed", "the new pod is not ready %s after the checkpoint: %s", limit, why)
+		return api.Fail("RestoreFailed", "the new pod is not ready %s after it could start: %s", limit, why)
 	}
 	return errWait
 }
 
 // remove deletes the old pod and waits until it is gone. What it would do in its grace period, the
-// new one does, so it gets none. It is not checkpointed again. One that ends already takes its time.
-func (r *migrations) remove(ctx context.Context, old *corev1.Pod, gone bool) error {
+// new one does, so it gets none. It is not checkpointed again. One that ends already takes its time. Nobody
+// but the node knows whether it runs yet, so it is never deleted by force here.
+func (r *migrations) remove(ctx context.Context, m *api.Migration, old *corev1.Pod, gone bool) error {
 	if gone {
 		return nil
 	}
-	if old.DeletionTimestamp != nil {
-		return errWait
+	if by := old.DeletionTimestamp; by != nil {
+		if r.now().Sub(by.Time) < patience {
+			return errWait
+		}
+		return api.Fail("OldPodTerminating", "%w for the pod %s, which was to end on the node %s by %s: see that node, and the pod's finalizers. If the machine is off for certain, "+
+			"kubectl taint nodes %s node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete pod %s --namespace %s --force, lets the Migration go on",
+			errWait, old.Name, m.Status.From, by.UTC().Format(time.RFC3339), m.Status.From, old.Name, old.Namespace)
 	}
 	if old.Annotations[api.OnDeletion] != "" {
 		delete(old.Annotations, api.OnDeletion)

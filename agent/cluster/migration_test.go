@@ -208,6 +208,51 @@ func TestMigrationDeletesFirst(t *testing.T) {
 	}
 }
 
+// A pod that cannot end, as on a node that is off, has its Migration say what to do. It is not deleted by force, and
+// with DeleteFirst no other of its kind starts, nor is its time over when it does.
+func TestMigrationOfOneThatCannotEnd(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		k := newTest(t, running("old", "here"), migration(func(s *api.MigrationSpec) { s.DeleteFirst = first }))
+		var old, fresh corev1.Pod
+		k.get("old", &old)
+		old.Finalizers = []string{"t/t"}
+		k.must(k.client.Update(t.Context(), &old))
+		k.step()
+		k.checkpointed(api.Succeeded)
+		if k.step(); !first {
+			k.restored()
+			k.step()
+		}
+		k.get("old", &old)
+		k.clock = old.DeletionTimestamp.Add(patience - time.Second)
+		if m := k.step(); meta.FindStatusCondition(m.Status.Conditions, api.Waiting) != nil {
+			t.Errorf("DeleteFirst %t: it is no longer patient: %+v", first, m.Status.Conditions)
+		}
+		k.clock = k.clock.Add(time.Hour)
+		if k.get("m", &fresh); !first { // what the new pod does by then is its own
+			fresh.Status.Conditions = nil
+			k.must(k.client.Status().Update(t.Context(), &fresh))
+		}
+		m := k.step()
+		said := meta.FindStatusCondition(m.Status.Conditions, api.Waiting)
+		if m.Status.Phase != api.Running || said == nil || said.Reason != "OldPodTerminating" || !strings.Contains(said.Message, "kubectl taint nodes here ") || len(k.events.Events) != 1 {
+			t.Fatalf("DeleteFirst %t: %+v, and %d events", first, m.Status, len(k.events.Events))
+		}
+		if k.get("m", &fresh); first != gated(&fresh) {
+			t.Errorf("DeleteFirst %t: the new pod has the gates %v", first, fresh.Spec.SchedulingGates)
+		}
+		k.get("old", &old)
+		old.Finalizers = nil
+		k.must(k.client.Update(t.Context(), &old))
+		if k.step(); first {
+			k.restored()
+		}
+		if m := k.step(); m.Status.Phase != api.Succeeded || meta.FindStatusCondition(m.Status.Conditions, api.Waiting) != nil {
+			t.Errorf("DeleteFirst %t: %+v", first, m.Status)
+		}
+	}
+}
+
 // A Migration that fails leaves the old pod, and no other.
 func TestMigrationFails(t *testing.T) {
 	owner := func(p *corev1.Pod) {
