@@ -278,7 +278,9 @@ func (a *arrival) start(p *part) {
 func (a *arrival) fetch(ctx context.Context, p *part) error {
 	err := error(errdefs.ErrNotFound)
 	if c, derr := a.s.o.Dial(); derr == nil {
-		err = p.Fetch(ctx, registry.Local(localstore.Content(ctx, c), a.Ref, ocispec.Descriptor{}, "", registry.Options{}))
+		if _, err = c.ContentStore().Info(ctx, p.Digest); err == nil {
+			err = p.Fetch(ctx, registry.Local(localstore.Content(ctx, c), a.Ref, ocispec.Descriptor{}, "", registry.Options{}))
+		}
 		c.Close()
 	}
 	if err != nil { // also what is wrong there
