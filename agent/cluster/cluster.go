@@ -80,7 +80,7 @@ func Add(m manager.Manager, o Options) error {
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
 		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
 		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).
-			Watches(&api.Checkpoint{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(ofTemplate))).Complete(&templates{c}),
+			Watches(&api.Checkpoint{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(ofTemplate))).Complete(&templates{cluster: c}),
 		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace})),
 		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -27,7 +28,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/agent/api"
 )
 
-// retry is how long after the first Checkpoint of a template that failed another is made.
+// retry is how long after the first Checkpoint of a template that failed another is made, and how often one is
+// asked for that the API server refuses.
 const retry = time.Minute
 
 // templates has replicas continue from the checkpoint of the first one of their template that was ready.
@@ -36,11 +38,20 @@ const retry = time.Minute
 // gets the images of that one, and then loses its gate. Any other starts cold, and the first of them that is
 // ready is checkpointed. The images of the template are noted in an annotation, and a pod that its checkpoint
 // does not start gets them back. Each step is one update, and is decided by the pod and the Checkpoint alone.
-type templates struct{ cluster }
+type templates struct {
+	cluster
+	refused sync.Map // when the API server has refused a Checkpoint, by its key, for as long as that holds
+}
 
 // Reconcile is called for a namespace, for each change of a pod of such a template and of its Checkpoints: one
 // namespace has one worker, however many pods it makes.
 func (r *templates) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	r.refused.Range(func(key, at any) bool {
+		if r.now().Sub(at.(time.Time)) >= retry { //nolint:forcetypeassert // it is one
+			r.refused.Delete(key)
+		}
+		return true
+	})
 	var pods corev1.PodList
 	if err := r.client.List(ctx, &pods, client.InNamespace(request.Namespace)); err != nil {
 		return ctrl.Result{}, err
@@ -196,8 +207,12 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 		},
 		Spec: api.Spec{Pod: pod.Name, Repository: pod.Annotations[api.Repository], PushSecret: pod.Annotations[api.PushSecret]},
 	}
+	if _, ok := r.refused.Load(client.ObjectKeyFromObject(k)); ok { // of another replica: it would be the same
+		return retry, nil
+	}
 	switch err := r.client.Create(ctx, k); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // no repository, or none that is allowed
+		r.refused.Store(client.ObjectKeyFromObject(k), r.now())
 		r.events.Event(pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(err.Error()))
 		return retry, nil
 	case err != nil:

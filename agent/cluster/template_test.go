@@ -50,7 +50,7 @@ func made(name string) *corev1.Pod {
 func (k *test) look() {
 	k.Helper()
 	for range 3 {
-		k.reconcile(&templates{k.cluster}, "")
+		k.reconcile(&templates{cluster: k.cluster}, "")
 	}
 }
 
@@ -211,7 +211,7 @@ func TestAnotherTemplate(t *testing.T) {
 				c.pod(later)
 			}
 			k.must(k.client.Create(t.Context(), later))
-			if _, err := (&templates{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: later.Namespace}}); err != nil {
+			if _, err := (&templates{cluster: k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: later.Namespace}}); err != nil {
 				t.Fatal(err)
 			}
 			k.must(k.client.Get(t.Context(), client.ObjectKeyFromObject(later), later))
@@ -448,8 +448,21 @@ func TestTemplateRefused(t *testing.T) {
 		t.Errorf("the event is %q", e)
 	}
 	k.taken() // the first one's
-	if again, err := (&templates{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns"}}); again.RequeueAfter != retry || err != nil {
-		t.Errorf("it is asked for again after %s, %v", again.RequeueAfter, err)
+	// However many replicas there are, and whatever happens to them, it is asked for now and then.
+	another := strange.DeepCopy()
+	another.Name, another.UID, another.ResourceVersion = "another", "another", ""
+	k.ready(k.comes(another))
+	for k.says() != "" {
+	}
+	r := &templates{cluster: k.cluster}
+	for _, after := range []time.Duration{0, retry - time.Second, time.Second} {
+		k.clock = k.clock.Add(after)
+		if again, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns"}}); again.RequeueAfter != retry || err != nil {
+			t.Errorf("it is asked for again after %s, %v", again.RequeueAfter, err)
+		}
+	}
+	if len(k.events.Events) != 2 {
+		t.Errorf("there are %d events in %s", len(k.events.Events), retry)
 	}
 }
 
