@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -33,6 +34,8 @@ func fromNodes(ctx context.Context, c client.Client, namespace string) error {
 			args = append(args, "--restart")
 		}
 		i.Name, i.Args = "uninstall", args
+		// One after another, a node that is down, or still has containers, would keep all others waiting.
+		d.Spec.UpdateStrategy.RollingUpdate = &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))}
 		return c.Update(ctx, d)
 	})
 	for ; err == nil; err = c.Get(ctx, client.ObjectKeyFromObject(d), d) {

@@ -40,6 +40,9 @@ func TestFromNodes(t *testing.T) {
 	if i := d.Spec.Template.Spec.InitContainers[0]; i.Name != "uninstall" || !slices.Equal(i.Args, []string{"uninstall", "--root=/host", "--restart"}) {
 		t.Errorf("%+v", i)
 	}
+	if u := d.Spec.UpdateStrategy.RollingUpdate; u == nil || u.MaxUnavailable.String() != "100%" {
+		t.Errorf("a node that is not done keeps others waiting: %+v", u)
+	}
 	d.Status.UpdatedNumberScheduled = 2
 	if err := c.Status().Update(t.Context(), d); err != nil {
 		t.Fatal(err)

@@ -181,7 +181,7 @@ func TestChartValues(t *testing.T) {
 		values      string
 		has, hasNot []string
 	}{
-		{"uninstall: true", []string{"- uninstall", "--restart"}, []string{"- install"}},
+		{"uninstall: true", []string{"- uninstall", "--restart", "maxUnavailable: 100%"}, []string{"- install"}},
 		{"{prefix: /opt/gpuckpt, containerdConfig: /etc/c.toml, restart: false}", []string{"- --prefix=/opt/gpuckpt", "- --containerd-config=/etc/c.toml"}, []string{"--restart"}},
 		{"{image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}", []string{"image: \"r.example/node:9\"", "name: s"}, nil},
 		{"metrics: {port: 9999, state: /run/k3s/containerd}", []string{"--listen=:9999", "path: /run/k3s/containerd"}, []string{"[wait]"}},
