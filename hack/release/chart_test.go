@@ -185,6 +185,7 @@ func TestChartValues(t *testing.T) {
 		{"{prefix: /opt/gpuckpt, containerdConfig: /etc/c.toml, restart: false}", []string{"- --prefix=/opt/gpuckpt", "- --containerd-config=/etc/c.toml"}, []string{"--restart"}},
 		{"{image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}", []string{"image: \"r.example/node:9\"", "name: s"}, nil},
 		{"metrics: {port: 9999, state: /run/k3s/containerd}", []string{"--listen=:9999", "path: /run/k3s/containerd"}, []string{"[wait]"}},
+		{"{config: {log_dir: /data/logs}, metrics: {logs: /other}}", []string{"path: /data/logs"}, []string{"/other"}},
 		{"metrics: {port: 0}", []string{"[wait]"}, []string{"--listen", "path: /run/containerd"}},
 		{"{image: {digest: 'sha256:" + strings.Repeat("0", 64) + "'}, priorityClassName: own, podAnnotations: {a: b}}", []string{"node@sha256:000", "priorityClassName: own", "a: b"}, []string{"node:0.0.0"}},
 		{"nodeSelector: null", []string{"privileged: true"}, []string{"nvidia.com/gpu.present"}},
@@ -345,6 +346,9 @@ func TestChartSettings(t *testing.T) {
 	other, _ := read(strings.Replace(values, "20s", "30s", 1))
 	if now := other.Spec.Template.Metadata.Annotations["gpuckpt.dev/settings"]; mark == "" || now == mark {
 		t.Errorf("the settings are %q, and %q when they are others", mark, now)
+	}
+	if _, texts = read("{config: {encryption: {recipients: [/own]}}, " + values[strings.Index(values, "encryption:"):]); !strings.Contains(texts["config.toml"], `recipients = ["/own", "/etc/gpuckpt/recipients"]`) {
+		t.Errorf("the chart's recipients, or the node's own, do not count:\n%s", texts["config.toml"])
 	}
 	node, texts = read("")
 	if len(texts) > 0 || len(node.Spec.Template.Spec.Volumes) != 3 || node.Spec.Template.Metadata.Annotations != nil {

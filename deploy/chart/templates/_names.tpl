@@ -15,7 +15,8 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- define "gpuckpt.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if .Values.encryption.recipients -}}
-{{- $config = merge $config (dict "encryption" (dict "recipients" (list "/etc/gpuckpt/recipients"))) -}}
+{{- $all := append (dig "encryption" "recipients" list $config) "/etc/gpuckpt/recipients" | uniq -}}
+{{- $config = mergeOverwrite $config (dict "encryption" (dict "recipients" $all)) -}}
 {{- end -}}
 {{- /* Helm reads each number as a fraction, of which the node's configuration has none. */ -}}
 {{- if $config -}}{{- regexReplaceAll "(?m)^(\\s*[-\\w]+ = -?[0-9]+)\\.0$" (toToml $config) "${1}" -}}{{- end -}}
