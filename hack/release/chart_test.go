@@ -167,8 +167,12 @@ func TestChartAgent(t *testing.T) {
 			t.Errorf("%s: there is no %s alone", values, want)
 		}
 	}
-	if rules := render(t, "agent: {enabled: true, repositories: [r.test, s.test/a]}")["policies.yaml"]; !strings.Contains(rules, "'r.test,s.test/a'") {
+	rules := render(t, "agent: {enabled: true, repositories: [r.test, s.test/a]}")["policies.yaml"]
+	if !strings.Contains(rules, "'r.test,s.test/a'") {
 		t.Errorf("no repositories in\n%s", rules)
+	}
+	if strings.Contains(rules, "serviceaccount:gpuckpt:") { // which Kustomize does not replace in a text
+		t.Errorf("agents of another namespace are not bound to their nodes:\n%s", rules)
 	}
 	if out := render(t, "{agent: {enabled: true}, uninstall: true}"); out["agent-daemonset.yaml"] != "" || out["controller-deployment.yaml"] != "" || out["agent-crds.yaml"] == "" {
 		t.Error("with uninstall, the agent is to go and what it made is to stay")
