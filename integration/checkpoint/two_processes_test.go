@@ -77,7 +77,12 @@ func checkMetadata(t *testing.T, m *images.Metadata, k *harness.Container, bytes
 		}
 	}
 	for _, g := range m.GPUs {
-		d := gpu.Devices[g.Index]
+		at := slices.IndexFunc(gpu.Devices, func(d harness.GPUDevice) bool { return d.Index == g.Index })
+		if at < 0 {
+			t.Errorf("GPU %+v, the machine has %+v", g, gpu.Devices)
+			continue
+		}
+		d := gpu.Devices[at]
 		if g.UUID != d.UUID || g.Name != d.Name || g.Memory == 0 || g.Memory > d.Memory {
 			t.Errorf("GPU %+v, the machine has %+v", g, d)
 		}
