@@ -189,7 +189,7 @@ func (s Settings) LocksNetwork(ctx context.Context, r Runner) (bool, error) {
 }
 
 // ConnectionsDecided reports whether somebody has said what becomes of established TCP connections,
-// of all of them alike. Else package refit decides for each.
+// of all of them alike. Else package adapt decides for each.
 func (s Settings) ConnectionsDecided() (bool, error) {
 	base, options, err := s.read()
 	return decidesTCP(base, options), err

@@ -152,7 +152,7 @@ func TestNetworkLock(t *testing.T) {
 	}
 }
 
-// Established connections are dumped, and restored as package refit has edited them, unless somebody
+// Established connections are dumped, and restored as package adapt has edited them, unless somebody
 // decides for all of them.
 func TestTCPDefault(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -54,7 +54,7 @@ func NewSealer(read config.Source, dir string) (*Sealer, error) {
 }
 
 // ownDir refuses a directory in which others can exchange files. In one with the sticky bit they
-// can add some: seal.Write refuses those.
+// can add some: sign.Write refuses those.
 func ownDir(dir string) error {
 	st, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -70,8 +70,8 @@ func ownDir(dir string) error {
 }
 
 // Complete signs the checkpoint in a directory and writes its gpuckpt.json, which makes it
-// complete. known are digests of files of it, see seal.Write. Without processes there is no GPU state: CRIU's images are all. On an error it is not
-// complete.
+// complete. known are digests of files of it, see sign.Write. Without processes there is no GPU
+// state: CRIU's images are all. On an error it is not complete.
 func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, known map[string][]string) error {
 	if len(m.Processes) == 0 {
 		m = &images.Metadata{SchemaVersion: images.SchemaVersion, Created: s.began}
