@@ -105,7 +105,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	if r.Failures > 0 {
-		return errors.New(doctor.Count(r.Failures, "failure"))
+		return errors.New(r.Summary())
 	}
 	return nil
 }

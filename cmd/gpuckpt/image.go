@@ -5,7 +5,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
@@ -79,6 +81,9 @@ func (d *daemon) convert(cmd *cobra.Command, args []string, b buildFlags, o conv
 		return err
 	}
 	to, err := convert.ParseRef(args[1])
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w; to make it, write its kind: %s:%s", err, convert.InOCIArchive, args[1])
+	}
 	if err != nil {
 		return err
 	}

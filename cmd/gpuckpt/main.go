@@ -9,11 +9,13 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -119,7 +121,28 @@ can do it.`,
 	}
 	// Files are offered where a command takes some, see the flags and arguments.
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
-	root.AddCommand(checkpointCommand(), restoreCommand(), imageCommand(), keyCommand(), cdiCommand(), cudatool.Command(), doctorCommand(), suspendCommand(), resumeCommand(), psCommand(), recovercmd.Command(), snapshottercmd.Command(), oplogcmd.Metrics(), oplogcmd.Report(), lsCommand(), rmCommand(), pruneCommand(), installcmd.Install(), installcmd.Uninstall(), installcmd.Wait(), cniCommand(), demoCommand(), manCommand(), versionCommand())
+	for _, group := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Containers:", []*cobra.Command{checkpointCommand(), restoreCommand(), suspendCommand(), resumeCommand(), psCommand()}},
+		{"Checkpoint images:", []*cobra.Command{imageCommand(), keyCommand(), lsCommand(), rmCommand(), pruneCommand()}},
+		{"The node:", []*cobra.Command{doctorCommand(), oplogcmd.Report(), oplogcmd.Metrics(), recovercmd.Command(), cdiCommand(),
+			installcmd.Install(), installcmd.Uninstall(), snapshottercmd.Command()}},
+	} {
+		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
+		for _, c := range group.commands {
+			c.GroupID = group.title
+		}
+		root.AddCommand(group.commands...)
+	}
+	root.AddCommand(cudatool.Command(), demoCommand(), versionCommand(), manCommand(), cniCommand(), installcmd.Wait())
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
+		if n, ok := errors.AsType[*strconv.NumError](err); ok { // in words of Go's library
+			return errors.New(strings.Replace(err.Error(), n.Error(), "it must be a number", 1))
+		}
+		return err
+	})
 	// Above "error", containerd's packages log what errors and progress say.
 	root.PersistentFlags().String(logLevel, "error", "least level that is logged to standard error: trace, debug, info, warn, error")
 	_ = root.RegisterFlagCompletionFunc(logLevel, cobra.FixedCompletions([]string{"trace", "debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))

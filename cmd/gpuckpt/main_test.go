@@ -5,11 +5,13 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/node/freeport"
+	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
 // These tests run the built program against processes on the software GPU. They
@@ -195,7 +198,11 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 		{append(checkpoint, "--in-memory", "some"), "not a size such as 16GiB", false},
 		{checkpoint, "/nonexistent.sock", false},
 		{[]string{"image", "convert", "dir:/", "job.tar"}, "oci-archive:job.tar", false},
+		{[]string{"image", "convert", "dir:/", "./job.tar"}, "to make it, write its kind: oci-archive:./job.tar", false},
 		{[]string{"image", "inspect", t.TempDir()}, "is not a checkpoint", false},
+		{[]string{"image", "inspect", "./none"}, "./none: no such file or directory\n", false},
+		{[]string{"cuda", "--action", "lock", "--timeout", "5s"}, `"5s" for "-t, --timeout" flag: it must be a number`, true},
+		{[]string{"restore", "x", "--gpus", "GPU-1"}, `"GPU-1" for "--gpus" flag: it must be a number`, true},
 		{[]string{"checkpoint", "job"}, "See 'gpuckpt checkpoint --help'.", true},
 		{[]string{"image", "verify"}, "See 'gpuckpt image verify --help'.", true},
 		{[]string{"restore", "x", "--none"}, "See 'gpuckpt restore --help'.", true},
@@ -210,6 +217,22 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 func TestVersion(t *testing.T) {
 	m := newMachine(t, 1)
 	if out, errs, exit := m.run("gpuckpt", "version"); exit != 0 || errs != "" || !strings.HasPrefix(out, "gpuckpt ") {
+		t.Errorf("exit status %d, printed %q and %q", exit, out, errs)
+	}
+	var is version.Info
+	if out, errs, exit := m.run("gpuckpt", "version", "--json"); exit != 0 || json.Unmarshal([]byte(out), &is) != nil || is.Version == "" || is.Commit == "" || is.Date == "" || is.Platform != runtime.GOOS+"/"+runtime.GOARCH {
+		t.Errorf("exit status %d, printed %q and %q", exit, out, errs)
+	}
+}
+
+// A node without a key says so.
+func TestNoKeys(t *testing.T) {
+	m, file := newMachine(t, 1), filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(file, []byte("[signing]\nkey = \"/nonexistent/key\"\n[restore]\nkeys = []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.env = append(m.env, "GPUCKPT_CONFIG="+file)
+	if out, errs, exit := m.run("gpuckpt", "key", "list"); exit != 0 || out != "" || !strings.Contains(errs, "trusts no key") {
 		t.Errorf("exit status %d, printed %q and %q", exit, out, errs)
 	}
 }

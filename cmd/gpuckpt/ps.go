@@ -33,8 +33,8 @@ type listed struct {
 	Container string `json:"container"`
 	// State is containerd's word, or "suspended".
 	State string `json:"state"`
-	GPUs  int    `json:"gpus"`      // that the spec grants
-	Bytes uint64 `json:"gpu_bytes"` // in use
+	GPUs  int    `json:"gpus"`     // that the spec grants
+	Bytes uint64 `json:"gpuBytes"` // in use
 	// Last is the last checkpoint, restore, suspend or resume, if it has had one.
 	Last *lastOperation `json:"last,omitempty"`
 	// Problem is why it cannot be checkpointed, as far as is known: "" if nothing is known.

@@ -52,13 +52,16 @@ Other nodes restore this node's checkpoints once the output is a file NAME.pub i
 			if err != nil {
 				return err
 			}
+			if len(keys) == 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), `This node trusts no key: "gpuckpt key show" makes its own.`)
+			}
 			for _, k := range keys {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s  %s\n", k.ID(), k.Name)
 			}
 			return nil
 		},
 	}
-	return group(&cobra.Command{Use: "key", Short: "Show the keys that sign checkpoints and that count"}, show, list)
+	return group(&cobra.Command{Use: "key", Short: "Show the key that signs checkpoints here, and the keys that are trusted"}, show, list)
 }
 
 // nodeSigner returns the node's key, which it makes if there is none.

@@ -94,7 +94,7 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 	defer joinClose(&err, c)
 	container, err := c.LoadContainer(ctx, id)
 	if err != nil {
-		return fmt.Errorf("find container %s in namespace %s: %w", id, d.namespace, err)
+		return err // which names it, and the namespace
 	}
 	task, err := container.Task(ctx, nil)
 	if err != nil {

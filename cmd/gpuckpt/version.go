@@ -34,7 +34,7 @@ func versionCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"version": version.String()})
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(version.Of())
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "gpuckpt %s\n", version.String())
 			return err

@@ -5,10 +5,8 @@ package convert
 
 import (
 	"archive/tar"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,10 +69,7 @@ func ParseRef(text string) (Ref, error) {
 	}
 	path, name, _ := strings.Cut(text, "@")
 	kind, err := kindOf(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = fmt.Errorf("%w; for one that is to be made, write its kind: %s:%s", err, InOCIArchive, text)
-	case err == nil && name != "" && (kind == InKubernetes || kind == InDir):
+	if err == nil && name != "" && (kind == InKubernetes || kind == InDir) {
 		err = fmt.Errorf("%s has no images with names", path)
 	}
 	return Ref{Kind: kind, Path: path, Name: name}, err

@@ -65,7 +65,6 @@ func TestParseRef(t *testing.T) {
 		"job":                         "not a full image name",
 		"containerd:job":              "not a full image name",
 		"./nothing":                   "no such file",
-		"./new.tar":                   "oci-archive:./new.tar",
 		"new.tar":                     "oci-archive:new.tar",
 		tarFile(t, dir, "x.tar", "a"): "neither",
 		dir + "@example.com/job:1":    "no images with names",

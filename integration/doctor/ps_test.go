@@ -71,7 +71,7 @@ func TestPs(t *testing.T) {
 	var list []struct {
 		Container string
 		State     string
-		Bytes     uint64 `json:"gpu_bytes"`
+		Bytes     uint64 `json:"gpuBytes"`
 		Last      struct{ Operation string }
 	}
 	if err := json.Unmarshal([]byte(ps("--json")), &list); err != nil || len(list) != 2 {

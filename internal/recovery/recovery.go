@@ -51,7 +51,7 @@ type Report struct {
 	Step      string `json:"step,omitempty"`
 	// Done is what was undone, ToDo what a person must do. Both empty: nothing was left.
 	Done []string `json:"done,omitempty"`
-	ToDo []string `json:"to_do,omitempty"`
+	ToDo []string `json:"toDo,omitempty"`
 }
 
 func (r *Report) did(format string, args ...any) {

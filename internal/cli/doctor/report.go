@@ -118,8 +118,15 @@ func (r *Report) Text() string {
 			fmt.Fprintf(&b, "%21s%s%s\n", "", mark, strings.ReplaceAll(c.Fix, "\n", "\n"+strings.Repeat(" ", 21+len(mark))))
 		}
 	}
-	fmt.Fprintf(&b, "%s, %s\n", Count(r.Failures, "failure"), Count(r.Warnings, "warning"))
+	if r.Failures == 0 { // else the error says it
+		b.WriteString(r.Summary() + "\n")
+	}
 	return b.String()
+}
+
+// Summary counts the problems.
+func (r *Report) Summary() string {
+	return Count(r.Failures, "failure") + ", " + Count(r.Warnings, "warning")
 }
 
 // Count words a number of things.

@@ -22,10 +22,24 @@ var (
 	Date   string // the commit's, as YYYY-MM-DD
 )
 
-// String returns the version, the commit and its date, and the platform, in one line.
-func String() string {
+// Info is what a program was built from: Date is the commit's.
+type Info struct {
+	Version  string `json:"version"`
+	Commit   string `json:"commit"`
+	Date     string `json:"date"`
+	Platform string `json:"platform"`
+}
+
+// Of returns what this program was built from.
+func Of() Info {
 	number, commit, date := recorded()
-	return fmt.Sprintf("%s, commit %s of %s, %s/%s", number, commit, date, runtime.GOOS, runtime.GOARCH)
+	return Info{number, commit, date, runtime.GOOS + "/" + runtime.GOARCH}
+}
+
+// String returns all of that in one line.
+func String() string {
+	is := Of()
+	return fmt.Sprintf("%s, commit %s of %s, %s", is.Version, is.Commit, is.Date, is.Platform)
 }
 
 // Short returns the version alone: "1.2.3", or what the Go tool recorded of it.
