@@ -194,27 +194,35 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 			return sequence.Join(err, k.images.Leave(ctx))
 		}
 	}
-	err = trust.Seal(ctx, k.read, k.images.Path, func() (map[string][]string, error) {
-		k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
-		defer k.memory.Close()
-		if err := k.dumpStaying(ctx); err != nil {
-			return nil, err
-		}
-		if !k.opts.Exit {
-			if err := thaw(); err != nil {
-				return nil, err
-			}
-		}
-		return k.memory.Digests(), guard.Own(ctx, k.c.bundle, k.read, k.dumped)
-	})
-	switch {
-	case err != nil:
+	if err := k.dumpSigned(ctx, thaw); err != nil {
 		k.release()
 		return sequence.Join(err, k.images.Leave(ctx))
-	case k.opts.Exit:
+	}
+	if k.opts.Exit {
 		_, err = k.stop(context.WithoutCancel(ctx))
 	}
 	return err
+}
+
+// dumpSigned dumps the processes, thaws those that are not to end, and signs what came of it.
+func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err error) {
+	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
+		return err
+	}
+	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
+	defer k.memory.Close()
+	if err := k.dumpStaying(ctx); err != nil {
+		return err
+	}
+	if !k.opts.Exit {
+		if err := thaw(); err != nil {
+			return err
+		}
+	}
+	if err := guard.Own(ctx, k.c.bundle, k.read, k.dumped); err != nil {
+		return err
+	}
+	return k.sealer.Complete(context.WithoutCancel(ctx), k.images.Path, new(images.Metadata), k.memory.Digests())
 }
 
 // freeze freezes a container that its client has not paused, by its cgroup: runc takes longer for it

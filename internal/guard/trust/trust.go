@@ -85,19 +85,6 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, k
 	})
 }
 
-// Seal has a container without GPU state dumped into a directory, and signs what came of it.
-func Seal(ctx context.Context, read config.Source, dir string, dump func() (known map[string][]string, err error)) error {
-	s, err := NewSealer(read, dir)
-	var known map[string][]string
-	if err == nil {
-		known, err = dump()
-	}
-	if err == nil {
-		err = s.Complete(context.WithoutCancel(ctx), dir, new(images.Metadata), known)
-	}
-	return err
-}
-
 // OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
 // policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
 // image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest.
