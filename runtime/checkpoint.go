@@ -115,10 +115,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	}
 	defer turn.Give()
 	dir, stuck := imagedir.Look(r.Path), error(nil)
-	if err := begin(ctx, c, read, journal.Record{Operation: "checkpoint", Images: &dir}); err != nil {
+	if err := c.begin(ctx, read, journal.Record{Operation: "checkpoint", Images: &dir}); err != nil {
 		return err
 	}
-	defer func() { end(ctx, c, stuck) }()
+	defer func() { c.end(ctx, stuck) }()
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, turn: turn, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
@@ -166,7 +166,7 @@ type checkpointing struct {
 // paused as it was, and nothing of the checkpoint is left.
 func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	if k.c.pid > 0 && !k.c.paused && k.c.hears(false) { // else runc refuses it, or its pause has told the program
-		if k.told, err = readHooks(k.c, k.read); err != nil {
+		if k.told, err = k.c.readHooks(k.read); err != nil {
 			return err
 		}
 		if _, err := k.tellBefore(ctx); err != nil {
@@ -209,7 +209,7 @@ func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err 
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err
 	}
-	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
+	k.memory = k.c.pastCRIU(ctx, k.images.Path, k.read)
 	defer k.memory.Close()
 	if err := k.dumpStaying(ctx); err != nil {
 		return err
@@ -254,7 +254,7 @@ func (k *checkpointing) freeze() (thaw func() error, err error) {
 // the container waits for CRIU, not for the disk; and who waits for the files, whose metadata comes last, does not
 // wait for the driver.
 func (k *checkpointing) run(ctx context.Context) (err error) {
-	if k.told, err = readHooks(k.c, k.read); err != nil {
+	if k.told, err = k.c.readHooks(k.read); err != nil {
 		return err
 	}
 	defer func() {
@@ -344,7 +344,7 @@ func (k *checkpointing) check(ctx context.Context) error {
 	if err := k.c.gpu.RefuseGraphics(); err != nil {
 		return err
 	}
-	if err := execs.Refuse(execed(k.c)); err != nil {
+	if err := execs.Refuse(k.c.execed()); err != nil {
 		return err
 	}
 	if err := denied.Refuse(k.c.pids); err != nil {
@@ -378,10 +378,10 @@ func (k *checkpointing) refuseBurden() error {
 
 // save saves the GPU state. The pages that dump fills are made meanwhile.
 func (k *checkpointing) save(ctx context.Context) (uint64, error) {
-	k.memory = pastCRIU(ctx, k.c, k.images.Path, k.read)
+	k.memory = k.c.pastCRIU(ctx, k.images.Path, k.read)
 	k.memory.MakeRoom()
 	bytes, err := k.c.gpu.Save(ctx, k.images.Path, k.next)
-	return bytes, endLost(ctx, k.s, k.c, err)
+	return bytes, k.s.endLost(ctx, k.c, err)
 }
 
 // dump has CRIU dump what is left in the processes, and begins to write what was taken out of them, beside CRIU.
@@ -390,7 +390,7 @@ func (k *checkpointing) dump(ctx context.Context) (_ uint64, err error) {
 		return 0, err
 	}
 	// A process may have come in past runc while the container was thawed.
-	if err := execs.Refuse(execed(k.c)); err != nil {
+	if err := execs.Refuse(k.c.execed()); err != nil {
 		return 0, err
 	}
 	if err := k.c.gpu.RefuseGraphics(); err != nil {
@@ -510,7 +510,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 		prepare = reaper.Quiet
 	}
 	over := prepare(k.c.pids)
-	err := endNow(ctx, k.s, k.c, "it has ended with its checkpoint")
+	err := k.s.endNow(ctx, k.c, "it has ended with its checkpoint")
 	over(err == nil)
 	if err == nil {
 		log.G(ctx).Info("stopped after its checkpoint")
@@ -520,7 +520,7 @@ func (k *checkpointing) stop(ctx context.Context) (uint64, error) {
 
 // endNow kills a container, which may be frozen, and gives up its GPU state, also what of it is on a
 // disk. why is for those that want to exec in it. On an error it is as it was, or ends later.
-func endNow(ctx context.Context, s *Service, c *container, why string) error {
+func (s *Service) endNow(ctx context.Context, c *container, why string) error {
 	defer reaper.Help(ctx, c.pids)()
 	if err := s.kill(ctx, c); err != nil {
 		return err
@@ -534,13 +534,13 @@ func endNow(ctx context.Context, s *Service, c *container, why string) error {
 
 // endLost ends a container whose GPU state the driver does not give back: its processes could only
 // stay frozen for ever. The error says so then. Any other error is returned as it is, and nil.
-func endLost(ctx context.Context, s *Service, c *container, err error) error {
+func (s *Service) endLost(ctx context.Context, c *container, err error) error {
 	if !errors.Is(err, gpustate.ErrLost) {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
 	log.G(ctx).WithError(err).Error("ending the container")
-	if kerr := endNow(ctx, s, c, gpustate.ErrLost.Error()); kerr != nil {
+	if kerr := s.endNow(ctx, c, gpustate.ErrLost.Error()); kerr != nil {
 		return sequence.Join(err, kerr)
 	}
 	return fmt.Errorf("the container has ended: %w", err)
@@ -684,7 +684,7 @@ func (c *container) look() (*told.Told, error) {
 	return told.Look(c.pid, c.tree)
 }
 
-func pastCRIU(ctx context.Context, c *container, dir string, read config.Source) *pages.Dump {
+func (c *container) pastCRIU(ctx context.Context, dir string, read config.Source) *pages.Dump {
 	return hostmemory.New(ctx, hostmemory.Container{Bundle: c.bundle, Init: c.pid, Pids: c.tree, Run: reap}, dir, read)
 }
 

@@ -319,7 +319,7 @@ func (c *container) removeRestoreDir(ctx context.Context) (removed imagedir.Remo
 func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
 	c := s.container(r.ID)
 	if c != nil && r.ExecID == "" {
-		thawEnded(c.logged(ctx), c, s.TTRPCTaskService)
+		s.thawEnded(c.logged(ctx), c)
 	}
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err != nil || r.ExecID != "" || c == nil {
@@ -348,7 +348,7 @@ func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*pt
 		defer c.mu.Unlock()
 		want, err := suspension.Read(r)
 		if err == nil && want != nil {
-			err = obey(c.logged(ctx), want, s, c)
+			err = s.obey(c.logged(ctx), c, want)
 		}
 		if err != nil {
 			return nil, toGRPC(err)

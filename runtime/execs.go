@@ -44,7 +44,7 @@ func (s *Service) startExec(ctx context.Context, c *container, r *taskAPI.StartR
 }
 
 // execed describes the container to package execs.
-func execed(c *container) execs.Container { return execs.Container{Init: c.pid, Pids: c.pids} }
+func (c *container) execed() execs.Container { return execs.Container{Init: c.pid, Pids: c.pids} }
 
 // holdExecs waits until exec'd processes have ended, and keeps new ones waiting until letExecsIn.
 func (p *pausing) holdExecs(ctx context.Context) (uint64, error) {
@@ -54,7 +54,7 @@ func (p *pausing) holdExecs(ctx context.Context) (uint64, error) {
 	}
 	opts := execs.Options{Wait: time.Duration(view.LockTimeout), EndShells: view.Shells == config.End}
 	p.c.execs.Hold()
-	if err := p.c.execs.Drain(ctx, execed(p.c), opts); err != nil {
+	if err := p.c.execs.Drain(ctx, p.c.execed(), opts); err != nil {
 		p.c.execs.LetIn()
 		return 0, err
 	}

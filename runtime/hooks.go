@@ -16,7 +16,7 @@ import (
 )
 
 // program returns the container's program, which its hooks tell of checkpoints and restores.
-func program(s *Service, c *container) hooks.Program {
+func (s *Service) program(c *container) hooks.Program {
 	return hooks.Container{Task: s.TTRPCTaskService, ID: c.id, Bundle: c.bundle}
 }
 
@@ -27,7 +27,7 @@ func (c *container) hears(gpu bool) bool {
 }
 
 // readHooks reads the hooks of a container, which take as long as the node lets them.
-func readHooks(c *container, read config.Source) (hooks.Hooks, error) {
+func (c *container) readHooks(read config.Source) (hooks.Hooks, error) {
 	view, err := read()
 	if err != nil {
 		return hooks.Hooks{}, err
@@ -76,7 +76,7 @@ func (k *checkpointing) endTurn(steps []sequence.Step) []sequence.Step {
 // tellBefore tells the program of a checkpoint that is to come. On an error the program has heard
 // that it runs on.
 func (p *pausing) tellBefore(ctx context.Context) error {
-	err := p.told.BeforeCheckpoint.Tell(ctx, program(p.s, p.c))
+	err := p.told.BeforeCheckpoint.Tell(ctx, p.s.program(p.c))
 	if err != nil {
 		err = sequence.Join(err, p.tellAfter(context.WithoutCancel(ctx)))
 	}
@@ -88,7 +88,7 @@ func (p *pausing) tellAfter(ctx context.Context) error {
 	if p.c.ended {
 		return nil
 	}
-	return p.told.AfterCheckpoint.Tell(ctx, program(p.s, p.c))
+	return p.told.AfterCheckpoint.Tell(ctx, p.s.program(p.c))
 }
 
 // note writes into the container that it was restored. That it cannot be written is logged and no
@@ -108,5 +108,5 @@ func (k *restoring) tell(ctx context.Context) (uint64, error) {
 	if k.told.AfterRestore != nil {
 		k.turn.Give() // a hook may take minutes
 	}
-	return 0, k.told.AfterRestore.Tell(ctx, program(k.s, k.c))
+	return 0, k.told.AfterRestore.Tell(ctx, k.s.program(k.c))
 }

@@ -45,7 +45,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	}
 	k := &pausing{s: s, c: c, read: config.For(c.annotations)}
 	if !c.paused {
-		beginAnyway(ctx, c, k.read, "pause")
+		c.beginAnyway(ctx, k.read, "pause")
 		candidates, err := c.candidates()
 		gpu := err == nil && len(candidates) > 0
 		if c.hears(gpu) {
@@ -59,7 +59,7 @@ func (s *Service) Pause(ctx context.Context, r *taskAPI.PauseRequest) (*ptypes.E
 	if !c.paused {
 		c.goesOn(ctx)
 	}
-	end(ctx, c, nil)
+	c.end(ctx, nil)
 	return resp, toGRPC(err)
 }
 
@@ -82,7 +82,7 @@ func (s *Service) Resume(ctx context.Context, r *taskAPI.ResumeRequest) (*ptypes
 	c.exclusive.Keep(ctx)
 	began := time.Now()
 	resp, err := s.resume(context.WithoutCancel(ctx), c)
-	if end(ctx, c, err); errors.Is(err, gpustate.ErrLost) {
+	if c.end(ctx, err); errors.Is(err, gpustate.ErrLost) {
 		s.announce.Over(ctx, "resume", c.id, began, 0, nil, err)
 	}
 	return resp, toGRPC(err)
@@ -136,7 +136,7 @@ type pausing struct {
 // tell tells the program what a checkpoint would before its pause, since one may follow. A pause does not
 // fail by it.
 func (p *pausing) tell(ctx context.Context) {
-	p.told, p.c.hookErr = readHooks(p.c, p.read)
+	p.told, p.c.hookErr = p.c.readHooks(p.read)
 	if p.c.hookErr == nil {
 		p.c.hookErr = p.tellBefore(ctx)
 	}
@@ -174,7 +174,7 @@ func (p *pausing) pause(ctx context.Context) (uint64, error) {
 
 // giveBack brings saved GPU state back, or ends the container if the driver will never do so.
 func (p *pausing) giveBack(ctx context.Context) error {
-	return endLost(ctx, p.s, p.c, p.c.gpu.RestoreInPlace(ctx))
+	return p.s.endLost(ctx, p.c, p.c.gpu.RestoreInPlace(ctx))
 }
 
 func (p *pausing) resume(ctx context.Context) error {
@@ -228,7 +228,7 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			c.goesOn(ctx)
 		}
 	}()
-	if err := endLost(ctx, s, c, c.gpu.RestoreInPlace(ctx)); errors.Is(err, gpustate.ErrLost) {
+	if err := s.endLost(ctx, c, c.gpu.RestoreInPlace(ctx)); errors.Is(err, gpustate.ErrLost) {
 		return nil, err
 	} else if err != nil {
 		return nil, fmt.Errorf("give the GPU state back (the container stays paused; resume it again to retry): %w", err)
@@ -269,12 +269,12 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 // thawEnded thaws the cgroup of a container that was killed while it was frozen. With version 2 the
 // processes end, the cgroup stays frozen, and runc takes the container for a paused one, which it
 // does not delete.
-func thawEnded(ctx context.Context, c *container, runc taskAPI.TTRPCTaskService) {
+func (s *Service) thawEnded(ctx context.Context, c *container) {
 	cg := c.frozen.Load()
 	if cg == nil {
 		return
 	}
-	state, err := runc.State(ctx, &taskAPI.StateRequest{ID: c.id})
+	state, err := s.TTRPCTaskService.State(ctx, &taskAPI.StateRequest{ID: c.id})
 	if err != nil || state.Status != task.Status_STOPPED {
 		return
 	}

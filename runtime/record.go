@@ -18,15 +18,15 @@ import (
 
 // begin writes the record of an operation, and flushes it, when what dead shims have left is out of
 // its way.
-func begin(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
-	if err := beginUnflushed(ctx, c, read, rec); err != nil {
+func (c *container) begin(ctx context.Context, read config.Source, rec journal.Record) error {
+	if err := c.beginUnflushed(ctx, read, rec); err != nil {
 		return err
 	}
 	return c.journal.FlushBeside()()
 }
 
 // beginUnflushed is begin for an operation that flushes the record later.
-func beginUnflushed(ctx context.Context, c *container, read config.Source, rec journal.Record) error {
+func (c *container) beginUnflushed(ctx context.Context, read config.Source, rec journal.Record) error {
 	gctune.Begin()
 	view, err := read()
 	if err != nil {
@@ -41,15 +41,15 @@ func beginUnflushed(ctx context.Context, c *container, read config.Source, rec j
 }
 
 // beginAnyway is begin for what is done with or without a record.
-func beginAnyway(ctx context.Context, c *container, read config.Source, operation string) {
-	if err := begin(ctx, c, read, journal.Record{Operation: operation}); err != nil {
+func (c *container) beginAnyway(ctx context.Context, read config.Source, operation string) {
+	if err := c.begin(ctx, read, journal.Record{Operation: operation}); err != nil {
 		log.G(ctx).WithError(err).Warn("no record is kept for a crash")
 	}
 }
 
 // end removes the record of an operation that is over, or notes in it how the container stays.
 // stuck is the error of a way back that has failed.
-func end(ctx context.Context, c *container, stuck error) {
+func (c *container) end(ctx context.Context, stuck error) {
 	state := ""
 	switch {
 	case c.ended:

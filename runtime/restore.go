@@ -93,7 +93,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if err != nil {
 		return nil, err
 	}
-	if k.told, err = readHooks(c, c.config); err != nil {
+	if k.told, err = c.readHooks(c.config); err != nil {
 		return nil, err
 	}
 	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging); err != nil {
@@ -105,10 +105,10 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir
 	}
-	if err := beginUnflushed(ctx, c, c.config, rec); err != nil {
+	if err := c.beginUnflushed(ctx, c.config, rec); err != nil {
 		return nil, err
 	}
-	defer func() { end(context.WithoutCancel(ctx), c, q.Stuck) }()
+	defer func() { c.end(context.WithoutCancel(ctx), q.Stuck) }()
 	settings, err := c.writeSettings(ctx, k.view, false)
 	if err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ import (
 
 // obey does what an Update's annotations ask for. On an error the container is as it
 // was.
-func obey(ctx context.Context, want *suspension.Order, s *Service, c *container) error {
+func (s *Service) obey(ctx context.Context, c *container, want *suspension.Order) error {
 	// A change that has begun is not given up with the client, which could not
 	// know how it ended.
 	ctx = context.WithoutCancel(ctx)
@@ -49,7 +49,7 @@ func obey(ctx context.Context, want *suspension.Order, s *Service, c *container)
 		return (&resuming{s: s, c: c, gpus: want.GPUs}).run(ctx)
 	case c.gpu.Phase() != gpustate.Unlocked && !c.paused && want.GPUs == nil: // an unlock that failed
 		_, err := s.resume(ctx, c)
-		end(ctx, c, err)
+		c.end(ctx, err)
 		return err
 	}
 	return fmt.Errorf("the container is not suspended: %w", errdefs.ErrFailedPrecondition)
@@ -83,12 +83,12 @@ func (k *suspending) run(ctx context.Context) error {
 		return err
 	}
 	defer turn.Give()
-	if err := begin(ctx, c, k.read, journal.Record{Operation: "suspend"}); err != nil {
+	if err := c.begin(ctx, k.read, journal.Record{Operation: "suspend"}); err != nil {
 		return err
 	}
 	k.q = sequence.New("suspend", c.id)
 	k.q.Journal = &c.journal
-	defer func() { k.q.Save(ctx, c.bundle); end(ctx, c, k.q.Stuck) }()
+	defer func() { k.q.Save(ctx, c.bundle); c.end(ctx, k.q.Stuck) }()
 	defer c.execs.Close()() // what comes meanwhile waits, and is refused if the container is suspended then
 	var steps []sequence.Step
 	if !c.paused {
@@ -148,7 +148,7 @@ func (k *suspending) removeSpillDir(ctx context.Context) error {
 
 func (k *suspending) save(ctx context.Context) (_ uint64, err error) {
 	k.bytes, err = k.c.gpu.Save(ctx, k.c.spillDir(), gpustate.Suspended)
-	return k.bytes, endLost(ctx, k.s, k.c, err)
+	return k.bytes, k.s.endLost(ctx, k.c, err)
 }
 
 func (k *suspending) spill(ctx context.Context) (uint64, error) {
@@ -194,10 +194,10 @@ func (k *resuming) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer turn.Give()
-	beginAnyway(ctx, c, config.For(c.annotations), "resume")
+	c.beginAnyway(ctx, config.For(c.annotations), "resume")
 	q := sequence.New("resume", c.id)
 	q.Journal = &c.journal
-	defer func() { q.Save(ctx, c.bundle); end(ctx, c, q.Stuck) }()
+	defer func() { q.Save(ctx, c.bundle); c.end(ctx, q.Stuck) }()
 	defer func() {
 		if c.suspended {
 			c.gpu.Close()
@@ -230,7 +230,7 @@ func (k *resuming) revoke(context.Context) error {
 
 func (k *resuming) restoreInPlace(ctx context.Context) (uint64, error) {
 	bytes := k.c.gpu.Facts().AreaBytes
-	err := endLost(ctx, k.s, k.c, k.c.gpu.RestoreInPlace(ctx))
+	err := k.s.endLost(ctx, k.c, k.c.gpu.RestoreInPlace(ctx))
 	if errors.Is(err, gpustate.ErrLost) {
 		return 0, err
 	}
