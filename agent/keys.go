@@ -27,7 +27,7 @@ const again, soon = time.Minute, time.Second
 type ring interface {
 	// Key returns the public half of the key that signs the node's checkpoints.
 	Key(ctx context.Context) (string, error)
-	// Trust has keys count on the node, by the names of their nodes, and no others of the cluster's.
+	// Trust has the node trust keys, by the names of their nodes, and no others of the cluster's.
 	Trust(keys map[string][]string) error
 }
 

@@ -13,7 +13,7 @@ import (
 // MaxKeys is the most keys of a node: the newest, and earlier ones.
 const MaxKeys = 8
 
-// NodeKey makes the keys of the node of its name count on all nodes of the cluster. The node's agent
+// NodeKey has the keys of the node of its name trusted by all nodes of the cluster. The node's agent
 // writes it, and may write no other: the API server knows which node the agent's token is of. Whoever
 // else may write one is root on all nodes. The controller deletes it when the node has been gone for a
 // time.

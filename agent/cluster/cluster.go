@@ -47,7 +47,7 @@ func (c cluster) refuse(ctx context.Context, pod *corev1.Pod, why string) error 
 type Options struct {
 	PlainHTTP bool   // with registries
 	Namespace string // of the agents; empty: they are anywhere
-	// KeepKeys is how long the keys of a node count that is gone.
+	// KeepKeys is how long the keys of a node that is gone are trusted.
 	KeepKeys time.Duration
 }
 

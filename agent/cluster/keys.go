@@ -21,7 +21,7 @@ func aNode() *metav1.PartialObjectMetadata {
 }
 
 // formerNodes deletes the keys of nodes that the cluster has no more. What such a node has checkpointed
-// before it was drained goes on elsewhere, so its keys count for a time.
+// before it was drained goes on elsewhere, so its keys are trusted for a time.
 type formerNodes struct {
 	cluster
 	keep time.Duration

@@ -33,7 +33,7 @@ func (n Node) Key(ctx context.Context) (string, error) {
 	return string(out), err
 }
 
-// Trust has keys count on the node, by the names of their nodes, and no others of the cluster's: each
+// Trust has the node trust keys, by the names of their nodes, and no others of the cluster's: each
 // node's are a file of Keys, which the node's configuration names. A text that is no key is left out,
 // since with it in a file no restore of the node would go on.
 func (n Node) Trust(keys map[string][]string) error {

@@ -109,7 +109,7 @@ type verifyAnswer struct {
 	Source string `json:"source"`
 	*oci.Report
 	// Manifest is the digest of the seal's manifest, empty without one; SignedBy the id of
-	// a key that counts here.
+	// a trusted key.
 	Manifest string `json:"manifest,omitempty"`
 	SignedBy string `json:"signedBy,omitempty"`
 }
@@ -121,7 +121,7 @@ func verifyCommand() *cobra.Command {
 		Use:   "verify PLACE",
 		Short: "Read every byte of a checkpoint and show what is damaged, and who signed it",
 		Long: `Read every byte of a checkpoint and show what is damaged: which layer, which file,
-which block of GPU state. Show whether a key has signed it that counts on this node, or
+which block of GPU state. Show whether a key that this node trusts has signed it, or
 with --key, fail unless one of those keys has.
 
 ` + places,
@@ -182,7 +182,7 @@ func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
 	case keyFiles != nil:
 		return "", err
 	}
-	return words + ", signed with no key that counts here", nil
+	return words + ", signed with no key that is trusted here", nil
 }
 
 type buildFlags struct {

@@ -74,7 +74,7 @@ func lsText(found []catalog.Entry, now time.Time) string {
 	for _, e := range found {
 		by := cmp.Or(e.SignedBy, "nobody")
 		if e.Signed && e.SignedBy == "" {
-			by = "a key that does not count here"
+			by = "a key that is not trusted here"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s ago\t%s\t%s\t%s\n", visible.Text(e.Image), visible.Text(cmp.Or(e.Container, "-")), units.HumanDuration(now.Sub(e.Created)), size(e.Bytes), size(e.GPUBytes), by)
 	}

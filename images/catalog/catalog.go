@@ -39,7 +39,7 @@ type Entry struct {
 	// checkpoints may share some.
 	Bytes    uint64 `json:"bytes"`
 	GPUBytes uint64 `json:"gpuBytes"` // GPU state
-	// Signed is whether there is a signature, and SignedBy the name of the key if that counts here.
+	// Signed is whether there is a signature, and SignedBy the name of the key if that is trusted here.
 	Signed   bool   `json:"signed"`
 	SignedBy string `json:"signedBy,omitempty"`
 	// Used is whether a container was made of the image.

@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrKey reports a file that is not a key that signs or counts.
+// ErrKey reports a file that is not a key to sign with or to trust.
 var ErrKey = errors.New("unusable key")
 
 // Key is a public key: ECDSA on P-256, or Ed25519.

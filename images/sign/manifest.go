@@ -9,7 +9,7 @@
 // in the manifest. So one signature covers every byte that a restore uses, in a directory
 // as in an image, where GPU state is cut into pieces.
 //
-// A reader trusts nothing before SignedBy has found a signature by a key that counts.
+// A reader trusts nothing before SignedBy has found a signature by a trusted key.
 // Only then is the manifest parsed, and only after Check is any other file.
 //
 // A signature is what `cosign sign-blob` makes of the manifest and `cosign verify-blob`
@@ -49,8 +49,8 @@ const maxManifest = 8 << 20
 var (
 	// ErrUnsigned reports a checkpoint without a manifest or without a signature.
 	ErrUnsigned = errors.New("the checkpoint is not signed")
-	// ErrUntrusted reports that no signature of a checkpoint is by a key that counts.
-	ErrUntrusted = errors.New("no signature of the checkpoint is by a key that counts here")
+	// ErrUntrusted reports that no trusted key has signed a checkpoint.
+	ErrUntrusted = errors.New("no key that this node trusts has signed the checkpoint")
 	// ErrMalformed reports a manifest that this package did not write.
 	ErrMalformed = errors.New("malformed " + ManifestName)
 	// ErrChanged reports files that are not those of the manifest. It is an

@@ -92,7 +92,7 @@ func TestSignature(t *testing.T) {
 					swapped(t, e.Name(), data)
 					switch e.Name() {
 					case sign.ManifestName, signature:
-						refused(t, "no signature of the checkpoint is by a key that counts here", signature)
+						refused(t, "no key that this node trusts has signed the checkpoint", signature)
 					default:
 						refused(t, "it is not what was signed", e.Name())
 					}
@@ -128,7 +128,7 @@ func TestSignature(t *testing.T) {
 			}
 			t.Run("another checkpoint's signature", func(t *testing.T) {
 				swapped(t, signature, theirs(signature))
-				refused(t, "no signature of the checkpoint is by a key that counts here")
+				refused(t, "no key that this node trusts has signed the checkpoint")
 			})
 			t.Run("another checkpoint's manifest and signature", func(t *testing.T) {
 				swapped(t, signature, theirs(signature))
@@ -137,9 +137,9 @@ func TestSignature(t *testing.T) {
 			})
 			t.Run("another node", func(t *testing.T) {
 				shared.Configured(t, signing(shared, "another.key"))
-				refused(t, "no key counts here", "[restore] keys")
+				refused(t, "no key is trusted here", "[restore] keys")
 				shared.Configured(t, "[restore]\npolicy = \"never\"\n"+signing(shared, "another.key"))
-				refused(t, "no key counts here")
+				refused(t, "no key is trusted here")
 			})
 			// A key that was replaced counts as long as its public half is kept.
 			s, err := sign.ReadSigner(shared.SigningKey())

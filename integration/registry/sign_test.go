@@ -81,7 +81,7 @@ func TestCosign(t *testing.T) {
 	// Another node, where cosign's key counts.
 	cosign("generate-key-pair")
 	elsewhere(t, at("cosign.pub"))
-	harness.Says(t, tryResume(t, ref, k.Port), "no signature of the checkpoint is by a key that counts here", "gpuckpt image sign", "[restore] keys")
+	harness.Says(t, tryResume(t, ref, k.Port), "no key that this node trusts has signed the checkpoint", "gpuckpt image sign", "[restore] keys")
 	fails(t, shared, nil, []string{"no signature"}, "image", "verify", "--key", at("cosign.pub"), ref)
 	cosign("sign-blob", "--key", "cosign.key", "--tlog-upload=false", "--yes", "--output-signature", "cosign.sig", sign.ManifestName)
 	copied := asJSON[harness.CheckpointAnswer](t, shared, "image", "sign", "--signature", at("cosign.sig"), ref, signed)
@@ -105,7 +105,7 @@ func TestCosign(t *testing.T) {
 		}
 	}
 	elsewhere(t, at("release.pub"))
-	harness.Says(t, tryResume(t, signed, k.Port), "no signature of the checkpoint is by a key that counts here")
+	harness.Says(t, tryResume(t, signed, k.Port), "no key that this node trusts has signed the checkpoint")
 	gpuckpt(t, shared, "image", "sign", "--key", at("release.key"), ref, again)
 	r = resume(t, shared, again, k.Port)
 	r.Expect(t, "verify", "bad=0")

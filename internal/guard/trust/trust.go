@@ -230,14 +230,14 @@ var errOldDigests = errors.New("its GPU state has digests that prove nothing (sc
 
 // refused says what can be done about a checkpoint that no key has signed.
 func refused(dir string, err error) error {
-	return fmt.Errorf("%s: %w; if you trust it like root on this node, sign it (gpuckpt image sign), or let the key of the node that made it count ([restore] keys in %s): %w",
+	return fmt.Errorf("%s: %w; if you trust it like root on this node, sign it (gpuckpt image sign), or trust the key of the node that made it ([restore] keys in %s): %w",
 		dir, err, config.Path, errdefs.ErrFailedPrecondition)
 }
 
 // words names keys for a person.
 func words(keys []sign.Key) string {
 	if len(keys) == 0 {
-		return "no key counts here"
+		return "no key is trusted here"
 	}
 	var names []string
 	for _, k := range keys {
@@ -247,7 +247,7 @@ func words(keys []sign.Key) string {
 	return "the keys that count are " + strings.Join(slices.Compact(names), ", ")
 }
 
-// Keys returns the keys whose signatures count on a node: the node's own, if it is there,
+// Keys returns the keys that a node trusts: the node's own, if it is there,
 // and those of [restore] keys.
 func Keys(node config.Node) ([]sign.Key, error) {
 	keys, err := sign.ReadKeys(node.Restore.Keys...)

@@ -77,7 +77,7 @@ func TestOwnAndOther(t *testing.T) {
 		t.Error(err)
 	}
 	err := Admit(t.Context(), source(there), dir, nil)
-	if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, sign.ErrUntrusted) || !strings.Contains(err.Error(), "no key counts here") {
+	if !errdefs.IsFailedPrecondition(err) || !errors.Is(err, sign.ErrUntrusted) || !strings.Contains(err.Error(), "no key is trusted here") {
 		t.Errorf("a node without keys: %v", err)
 	}
 	dump(t, there)

@@ -62,7 +62,7 @@ func New(state string) *Collector {
 			Name: "gpuckpt_phase_seconds", Help: "How long the steps of operations took.",
 		}, []string{"operation", "phase"}),
 		succeeded:  gauge("gpuckpt_last_success_timestamp_seconds", "When the last operation ended that succeeded.", "operation"),
-		build:      gauge("gpuckpt_build_info", "1, with the version of what counts here.", "version"),
+		build:      gauge("gpuckpt_build_info", "1, with gpuckpt's version.", "version"),
 		containers: prometheus.NewDesc("gpuckpt_suspended_containers", "Containers that are suspended now.", nil, nil),
 		gpus:       prometheus.NewDesc("gpuckpt_suspended_gpus", "GPUs that suspended containers have left; a GPU that two have left counts twice.", nil, nil),
 	}
