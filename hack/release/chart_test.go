@@ -160,6 +160,10 @@ func TestChartAgent(t *testing.T) {
 			t.Errorf("%s: keys of nodes count: %t", values, trusts)
 		}
 	}
+	// Of several who apply conditions each has its own.
+	if crds := render(t, "agent: {enabled: true}")["agent-crds.yaml"]; strings.Count(crds, "conditions:\n") != strings.Count(crds, "x-kubernetes-list-map-keys: [type]") {
+		t.Error("conditions are no map by their types")
+	}
 	// Secrets are those of all namespaces, or of some.
 	for values, want := range map[string]string{"agent: {enabled: true}": "ClusterRoleBinding/gpuckpt-push-secrets", "agent: {enabled: true, namespaces: [a, b]}": "RoleBinding/gpuckpt-push-secrets"} {
 		all := objects(t, render(t, values)["controller-rbac.yaml"])
