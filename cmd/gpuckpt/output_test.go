@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/images/catalog"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -62,5 +63,17 @@ func TestOneLineAnImage(t *testing.T) {
 	a := inspectAnswer{Image: &oci.Image{Annotations: map[string]string{annotations.ContainerName: name}, Metadata: new(images.Metadata)}}
 	if text := a.words(); !strings.Contains(text, `ours\nexample.com`) {
 		t.Errorf("inspect prints %s", text)
+	}
+}
+
+// ps names the pods where there are some, and a line is one container's.
+func TestPsNamesPods(t *testing.T) {
+	labels := map[string]string{"io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.name": "trainer", "io.kubernetes.container.name": "main"}
+	text := psText([]listed{{Container: "c1", Pod: capture.PodOf(labels)}, {Container: "c2", Pod: capture.PodOf(nil), Problem: "one\ntwo"}}, time.Now())
+	if lines := strings.Split(text, "\n"); len(lines) != 4 || !strings.Contains(lines[0], "POD") || !strings.Contains(lines[1], "team/trainer/main") || strings.Contains(lines[2], "team") {
+		t.Errorf("ps prints %s", text)
+	}
+	if text := psText([]listed{{Container: "c1"}}, time.Now()); strings.Contains(text, "POD") {
+		t.Errorf("ps prints %s", text)
 	}
 }

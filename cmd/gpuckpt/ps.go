@@ -4,11 +4,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,8 +23,10 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cdi"
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
 )
@@ -31,6 +35,8 @@ import (
 type listed struct {
 	Namespace string `json:"namespace"`
 	Container string `json:"container"`
+	// Pod is NAMESPACE/POD/NAME of a container of a pod.
+	Pod string `json:"pod,omitempty"`
 	// State is containerd's word, or "suspended".
 	State string `json:"state"`
 	GPUs  int    `json:"gpus"`     // that the spec grants
@@ -129,7 +135,7 @@ func describe(ctx context.Context, k client.Container, survey cuda.Survey) (l li
 		return l, err
 	}
 	namespace, _ := namespaces.Namespace(ctx)
-	l = listed{Namespace: namespace, Container: k.ID(), State: "created", GPUs: len(cdi.Read(spec).Minors)}
+	l = listed{Namespace: namespace, Container: k.ID(), Pod: capture.PodOf(info.Labels), State: "created", GPUs: len(cdi.Read(spec).Minors)}
 	task, err := k.Task(ctx, nil)
 	if errdefs.IsNotFound(err) {
 		l.State, l.Problem = "stopped", "it does not run"
@@ -204,19 +210,23 @@ func last(file string) *lastOperation {
 func psText(found []listed, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(w, "NAMESPACE\tCONTAINER\tSTATE\tGPUS\tGPU MEMORY\tLAST\tPROBLEM")
+	pods := slices.ContainsFunc(found, func(l listed) bool { return l.Pod != "" })
+	row := func(pod string, cells ...string) {
+		if pods {
+			cells = slices.Insert(cells, 2, pod)
+		}
+		fmt.Fprintln(w, strings.Join(cells, "\t"))
+	}
+	row("POD", "NAMESPACE", "CONTAINER", "STATE", "GPUS", "GPU MEMORY", "LAST", "PROBLEM")
 	for _, l := range found {
-		did, can := "-", "-"
+		did := "-"
 		if l.Last != nil {
 			if did = l.Last.Operation; l.Last.Error != "" {
 				did += " failed"
 			}
 			did = fmt.Sprintf("%s %s ago", did, units.HumanDuration(now.Sub(l.Last.Ended)))
 		}
-		if l.Problem != "" {
-			can = l.Problem
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.Namespace, l.Container, l.State, l.GPUs, size(l.Bytes), did, can)
+		row(visible.Text(cmp.Or(l.Pod, "-")), l.Namespace, l.Container, l.State, strconv.Itoa(l.GPUs), size(l.Bytes), did, strings.ReplaceAll(cmp.Or(l.Problem, "-"), "\n", " "))
 	}
 	_ = w.Flush() // into memory
 	return b.String()

@@ -28,6 +28,15 @@ const (
 	labelKind      = "io.cri-containerd.kind"
 )
 
+// PodOf returns the namespace, the pod and the name of a container of a pod of Kubernetes', by its labels:
+// NAMESPACE/POD/NAME, and "" for any other container.
+func PodOf(labels map[string]string) string {
+	if labels[labelPod] == "" {
+		return ""
+	}
+	return strings.TrimSuffix(strings.Join([]string{labels[labelNamespace], labels[labelPod], labels[labelContainer]}, "/"), "/")
+}
+
 // Pod returns running containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the order of
 // their names: those that are named, or all. Their images are to be called as image and previous are,
 // with "-" and the container's name behind unless one is named alone; an empty previous stays empty.
