@@ -18,8 +18,16 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- $all := append (dig "encryption" "recipients" list $config) "/etc/gpuckpt/recipients" | uniq -}}
 {{- $config = mergeOverwrite $config (dict "encryption" (dict "recipients" $all)) -}}
 {{- end -}}
-{{- /* Helm reads each number as a fraction, of which the node's configuration has none. */ -}}
-{{- if $config -}}{{- regexReplaceAll "(?m)^(\\s*[-\\w]+ = -?[0-9]+)\\.0$" (toToml $config) "${1}" -}}{{- end -}}
+{{- include "gpuckpt.whole" $config -}}
+{{- if $config -}}{{- toToml $config -}}{{- end -}}
+{{- end -}}
+
+{{- /* Helm reads each number as a fraction, of which the node's configuration has none: they are made whole. */ -}}
+{{- define "gpuckpt.whole" -}}
+{{- range $name, $value := . -}}
+{{- if kindIs "map" $value -}}{{- include "gpuckpt.whole" $value -}}{{- end -}}
+{{- if kindIs "float64" $value -}}{{- if eq (floor $value) $value -}}{{- $_ := set $ $name (int64 $value) -}}{{- end -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Volumes of what gpuckpt install --settings reads: of each its name, its source, and where it is mounted. */ -}}
