@@ -18,7 +18,7 @@ require (
 )
 
 require (
-	github.com/spf13/pflag v1.0.10
+	github.com/spf13/pflag v1.1.0
 	sigs.k8s.io/yaml v1.6.0
 )
 
