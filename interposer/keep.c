@@ -6,7 +6,7 @@
 // exported, the shim takes the descriptors, and the blocks are given back to the driver. On the way back the shim hands
 // descriptors over in pieces, which are the blocks' memory in the order of the blocks:
 //
-//	exported --keep_release--> away --keep_take, often--> taken --keep_return--> here
+//	exported --keep_release--> on the shim --keep_take, often--> taken --keep_return--> here
 //
 // Driver 580 never restores a process that was checkpointed with an import mapped. So the program does not get the kept
 // memory: its blocks are made anew and filled by a copy within the GPU. A piece is mapped for that copy alone. Others may
@@ -48,12 +48,13 @@ static bool begun; // keep_export was called
 static size_t exported;
 static struct own batch[KEEP_BATCH];
 static uint32_t batched;
-static struct own near = {.fd = -1}, far = {.fd = -1}; // LOCK_MEETING is of the first: the program's threads look at it
-static bool away;          // the memory is nowhere but with the shim
-static bool handed;        // some of it may be back
-static uint64_t taken;     // bytes that are back, from the first block on
-static uint32_t pieces;    // in which they came
-static uint32_t elsewhere; // it is back, and the GPU may have it once more
+static struct own sock_ours = {.fd = -1}; // LOCK_MEETING: the program's threads look at it
+static struct own sock_shims = {.fd = -1};
+static bool on_shim;     // the memory is nowhere but with the shim
+static bool partly_back; // some of it may be back
+static uint64_t taken;   // bytes that are back, from the first block on
+static uint32_t pieces;  // in which they came
+static uint32_t doubled; // it is back, and the GPU may have it once more
 
 // By a system call: an older C library has no such function.
 static bool file_of(int fd, struct stat *st)
@@ -91,13 +92,13 @@ void keep_offered(void)
 {
 	while (batched) // the program's threads were held, unless the shim has ended
 		end(&batch[--batched]);
-	end(&far);
+	end(&sock_shims);
 }
 
 void keep_forget(void)
 {
 	keep_offered();
-	begun = away = handed = false;
+	begun = on_shim = partly_back = false;
 	exported = 0;
 	taken = pieces = 0;
 }
@@ -142,7 +143,7 @@ CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32
 	size_t i = 0;
 
 	*written = 0;
-	if (away)
+	if (on_shim)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	if (!begun && (r = look()))
 		return r;
@@ -174,13 +175,13 @@ CUresult keep_release(uint64_t *start, uint64_t *bytes)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	copy_forget(); // nothing is copied here
 	CUresult r = memory_keep(start, bytes);
-	away = *bytes;
+	on_shim = *bytes;
 	return r;
 }
 
 bool keep_away(void)
 {
-	return away;
+	return on_shim;
 }
 
 CUresult keep_meet(int32_t *fd, uint32_t *so_far)
@@ -193,9 +194,9 @@ CUresult keep_meet(int32_t *fd, uint32_t *so_far)
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	lock(LOCK_MEETING);
-	near = own(pair[0]);
+	sock_ours = own(pair[0]);
 	unlock(LOCK_MEETING);
-	far = own(pair[1]);
+	sock_shims = own(pair[1]);
 	*fd = pair[1];
 	*so_far = pieces;
 	return CUDA_SUCCESS;
@@ -212,9 +213,9 @@ static bool receive(uint64_t sizes[KEEP_BATCH], int fds[KEEP_BATCH], size_t *n)
 	struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
 	*n = 0;
-	if (!is_there(&near))
+	if (!is_there(&sock_ours))
 		return false;
-	ssize_t got = recvmsg(near.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	ssize_t got = recvmsg(sock_ours.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *h = got < 0 ? NULL : CMSG_FIRSTHDR(&m);
 	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len >= CMSG_LEN(0)) {
 		*n = (h->cmsg_len - CMSG_LEN(0)) / sizeof *fds;
@@ -289,7 +290,7 @@ CUresult keep_take(bool beside, uint32_t *so_far)
 	size_t n, has = 0;
 	CUresult r = receive(sizes, fds, &n) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 
-	handed = true;
+	partly_back = true;
 	r = r ? r : peers_allow();
 	if (!r && beside)
 		r = room();
@@ -324,15 +325,15 @@ CUresult keep_return(uint64_t start, uint64_t bytes)
 	if (!bytes || taken != bytes || memory_total() != bytes)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	munmap((void *)start, bytes);
-	away = handed = false;
+	on_shim = partly_back = false;
 	taken = pieces = 0;
-	__atomic_store_n(&elsewhere, 1, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&doubled, 1, __ATOMIC_SEQ_CST);
 	return CUDA_SUCCESS;
 }
 
 void keep_abandon(void)
 {
-	for (struct block *b = blocks; b && handed; b = b->next) {
+	for (struct block *b = blocks; b && partly_back; b = b->next) {
 		if (!block_is_taken(b))
 			continue;
 		if (!driver.cuCtxSetCurrent(b->context))
@@ -345,22 +346,22 @@ void keep_abandon(void)
 void keep_drop(void)
 {
 	lock(LOCK_MEETING);
-	__atomic_store_n(&elsewhere, 0, __ATOMIC_SEQ_CST);
-	end(&near);
+	__atomic_store_n(&doubled, 0, __ATOMIC_SEQ_CST);
+	end(&sock_ours);
 	unlock(LOCK_MEETING);
 }
 
-// is_elsewhere reports whether the GPU may have the memory once more: as long as the shim has its end of the sockets.
-static bool is_elsewhere(void)
+// is_doubled reports whether the GPU may have the memory once more: as long as the shim has its end of the sockets.
+static bool is_doubled(void)
 {
 	char byte;
 	ssize_t n = 0;
 
-	if (!__atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST))
+	if (!__atomic_load_n(&doubled, __ATOMIC_SEQ_CST))
 		return false;
 	lock(LOCK_MEETING);
-	if (is_there(&near))
-		n = recv(near.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+	if (is_there(&sock_ours))
+		n = recv(sock_ours.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 	bool is = n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 	unlock(LOCK_MEETING);
 	return is;
@@ -368,9 +369,9 @@ static bool is_elsewhere(void)
 
 bool keep_look(void)
 {
-	bool is = is_elsewhere();
+	bool is = is_doubled();
 
-	if (!is && __atomic_load_n(&elsewhere, __ATOMIC_SEQ_CST))
+	if (!is && __atomic_load_n(&doubled, __ATOMIC_SEQ_CST))
 		keep_drop();
 	return is;
 }
@@ -380,7 +381,7 @@ bool keep_wait(void)
 	struct timespec nap = {.tv_nsec = 2000000};
 	bool any = false;
 
-	while (is_elsewhere()) {
+	while (is_doubled()) {
 		any = true;
 		nanosleep(&nap, NULL);
 	}
@@ -389,8 +390,8 @@ bool keep_wait(void)
 
 void keep_forked(void)
 {
-	end(&near);
-	end(&far);
+	end(&sock_ours);
+	end(&sock_shims);
 	keep_forget();
-	elsewhere = 0;
+	doubled = 0;
 }

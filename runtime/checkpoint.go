@@ -262,8 +262,8 @@ func (k *checkpointing) run(ctx context.Context) (err error) {
 		k.q.Save(context.WithoutCancel(ctx), k.c.bundle)
 	}()
 	clientPaused := k.c.paused
-	if k.next = gpustate.Waits; !clientPaused && !k.opts.Exit {
-		k.next = gpustate.GoesOn
+	if k.next = gpustate.StaysFrozen; !clientPaused && !k.opts.Exit {
+		k.next = gpustate.Resumes
 	}
 	var begin []sequence.Step
 	if !clientPaused {

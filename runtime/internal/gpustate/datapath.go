@@ -106,9 +106,9 @@ type Next int
 
 // What becomes of them.
 const (
-	Suspended Next = iota // the state is to leave the GPUs
-	Waits                 // they end, or wait for their client
-	GoesOn                // they run again as soon as they can
+	Suspended   Next = iota // the state is to leave the GPUs
+	StaysFrozen             // they end, or wait for their client
+	Resumes                 // they run again as soon as they can
 )
 
 // Area is GPU state of one process, and where it is. Digests are nil while they are not known.

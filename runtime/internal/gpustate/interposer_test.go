@@ -217,7 +217,7 @@ func (w *work) imports() (n int) {
 // next is what follows a Save that is to keep memory, or not.
 func next(keep bool) Next {
 	if keep {
-		return GoesOn
+		return Resumes
 	}
 	return Suspended
 }
@@ -326,7 +326,7 @@ func TestInterposerKeptNoSpace(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, "others"), make([]byte, 56<<20), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Save(t.Context(), dir, Waits); err != nil {
+		if _, err := s.Save(t.Context(), dir, StaysFrozen); err != nil {
 			t.Fatal(err)
 		}
 		writer, err := s.Store(t.Context(), dir, stays)

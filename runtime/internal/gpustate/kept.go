@@ -192,7 +192,7 @@ func (k *keeping) begin(ctx context.Context, helper *cuda.Helper, dir string) *i
 	used := slices.DeleteFunc(gpulist.UUIDs(job.GPUs), func(uuid string) bool { return use != nil && use[uuid] == 0 })
 	k.mover = mover.Start(ctx, func(ctx context.Context) (*cuda.Mover, error) {
 		m, err := job.Helpers.Mover(ctx, used, job.Use.total())
-		k.calm = err == nil && job.Next == GoesOn && cudahelper.RoomTwice(ctx, helper, use)
+		k.calm = err == nil && job.Next == Resumes && cudahelper.RoomTwice(ctx, helper, use)
 		return m, err
 	})
 	return &interposer.Keeper{
@@ -269,14 +269,14 @@ func (r *Restoration) warmUp(ctx context.Context, m *images.Metadata) {
 	r.fill = mover.WarmUp(ctx, &r.s.helpers, r.pairs[0].New.UUID, m.Areas())
 }
 
-// canPrefill reports whether all GPU memory is of one GPU and its bytes are here.
-func (r *Restoration) canPrefill() bool { return !r.arriving && len(r.metadata.GPUs) == 1 }
+// canFillAhead reports whether all GPU memory is of one GPU and its bytes are here.
+func (r *Restoration) canFillAhead() bool { return !r.arriving && len(r.metadata.GPUs) == 1 }
 
 // digestNow returns the areas whose digests are compared from now on. Those of the others are compared from Load on, by
 // the GPU if it can.
 func (r *Restoration) digestNow() (now []images.Area) {
 	for _, a := range r.areas {
-		if a.Interposer && r.canPrefill() {
+		if a.Interposer && r.canFillAhead() {
 			r.later = append(r.later, a.Area)
 		} else {
 			now = append(now, a.Area)
@@ -285,9 +285,9 @@ func (r *Restoration) digestNow() (now []images.Area) {
 	return now
 }
 
-// prefill begins to make the memory of interposers, if that is all on one GPU. The GPU digests it then.
-func (r *Restoration) prefill(ctx context.Context) error {
-	if r.fill != nil && r.canPrefill() {
+// fillAhead begins to make the memory of interposers, if that is all on one GPU. The GPU digests it then.
+func (r *Restoration) fillAhead(ctx context.Context) error {
+	if r.fill != nil && r.canFillAhead() {
 		helper, err := r.s.helpers.Get(ctx)
 		if err != nil {
 			return err

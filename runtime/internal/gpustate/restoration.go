@@ -152,7 +152,7 @@ func (r *Restoration) Load(ctx context.Context, checkpoint *images.Checkpoint, g
 			log.G(ctx).WithError(err).Warn("restores at once do not share the processors")
 		}
 	}
-	if err := r.prefill(ctx); err != nil {
+	if err := r.fillAhead(ctx); err != nil {
 		return err
 	}
 	s.path, r.gate = memoryFirst{}, gate // it reads what every data path's Store leaves
@@ -188,7 +188,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 	if len(r.areas) == 0 {
 		return 0, nil
 	}
-	r.done, err = s.path.Restore(ctx, s.job(GoesOn), r.areas)
+	r.done, err = s.path.Restore(ctx, s.job(Resumes), r.areas)
 	return bytesOf(r.areas), err
 }
 

@@ -182,7 +182,7 @@ func (s *State) RestoreInPlace(ctx context.Context) error {
 		if err := thaw(); err != nil {
 			return err
 		}
-		done, err := s.putBack(ctx, helper, s.job(GoesOn))
+		done, err := s.putBack(ctx, helper, s.job(Resumes))
 		if err != nil {
 			return err
 		}
