@@ -126,20 +126,21 @@ func read(paths []string, file func(path string, data []byte) error) error {
 			return err
 		}
 		for _, name := range names {
-			if st, err = os.Stat(name); err == nil && st.IsDir() {
+			st, err := os.Stat(name)
+			if err != nil {
+				return err
+			}
+			if st.IsDir() {
 				continue // as Kubernetes' ..data is
 			}
-			if err == nil && st.Size() > maxKey {
-				err = fmt.Errorf("%s has more than %d bytes", name, maxKey)
+			if st.Size() > maxKey {
+				return fmt.Errorf("%s has more than %d bytes", name, maxKey)
 			}
-			var data []byte
-			if err == nil {
-				data, err = os.ReadFile(name)
-			}
-			if err == nil {
-				err = file(name, data)
-			}
+			data, err := os.ReadFile(name)
 			if err != nil {
+				return err
+			}
+			if err := file(name, data); err != nil {
 				return err
 			}
 		}
