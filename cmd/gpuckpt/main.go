@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/spf13/cobra"
 
@@ -82,11 +83,16 @@ type failure struct {
 }
 
 // dedupLines leaves out lines that an earlier part of the text has: an error that comes from
-// containerd names its kind in its words, and again for each hand it went through.
+// containerd names its kind in its words, and again for each hand it went through. Of a precondition that has
+// failed the words before the kind say all.
 func dedupLines(text string) string {
+	kind := errdefs.ErrFailedPrecondition.Error()
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
-		if !strings.Contains(strings.Join(lines, "\n"), line) {
+		for strings.HasSuffix(line, ": "+kind) {
+			line = strings.TrimSuffix(line, ": "+kind)
+		}
+		if line != kind && !strings.Contains(strings.Join(lines, "\n"), line) {
 			lines = append(lines, line)
 		}
 	}

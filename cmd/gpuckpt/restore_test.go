@@ -26,6 +26,9 @@ func TestDedupLines(t *testing.T) {
 	if got := dedupLines("push it: not found\nnot found\nleft behind\nnot found"); got != "push it: not found\nleft behind" {
 		t.Errorf("got %q", got)
 	}
+	if got := dedupLines("it is suspended: failed precondition: failed precondition\nfailed precondition\nleft behind"); got != "it is suspended\nleft behind" {
+		t.Errorf("got %q", got)
+	}
 }
 
 func TestNewName(t *testing.T) {
