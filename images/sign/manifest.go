@@ -50,7 +50,7 @@ var (
 	// ErrUnsigned reports a checkpoint without a manifest or without a signature.
 	ErrUnsigned = errors.New("the checkpoint is not signed")
 	// ErrUntrusted reports that no trusted key has signed a checkpoint.
-	ErrUntrusted = errors.New("no key that this node trusts has signed the checkpoint")
+	ErrUntrusted = errors.New("no trusted key has signed the checkpoint")
 	// ErrMalformed reports a manifest that this package did not write.
 	ErrMalformed = errors.New("malformed " + ManifestName)
 	// ErrChanged reports files that are not those of the manifest. It is an

@@ -92,7 +92,7 @@ func TestSignature(t *testing.T) {
 					swapped(t, e.Name(), data)
 					switch e.Name() {
 					case sign.ManifestName, signature:
-						refused(t, "no key that this node trusts has signed the checkpoint", signature)
+						refused(t, "no trusted key has signed the checkpoint", signature)
 					default:
 						refused(t, "it is not what was signed", e.Name())
 					}
@@ -128,7 +128,7 @@ func TestSignature(t *testing.T) {
 			}
 			t.Run("another checkpoint's signature", func(t *testing.T) {
 				swapped(t, signature, theirs(signature))
-				refused(t, "no key that this node trusts has signed the checkpoint")
+				refused(t, "no trusted key has signed the checkpoint")
 			})
 			t.Run("another checkpoint's manifest and signature", func(t *testing.T) {
 				swapped(t, signature, theirs(signature))

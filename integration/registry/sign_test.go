@@ -81,8 +81,8 @@ func TestCosign(t *testing.T) {
 	// Another node, where cosign's key counts.
 	cosign("generate-key-pair")
 	elsewhere(t, at("cosign.pub"))
-	harness.Says(t, tryResume(t, ref, k.Port), "no key that this node trusts has signed the checkpoint", "gpuckpt image sign", "[restore] keys")
-	fails(t, shared, nil, []string{"no signature"}, "image", "verify", "--key", at("cosign.pub"), ref)
+	harness.Says(t, tryResume(t, ref, k.Port), "no trusted key has signed the checkpoint", "gpuckpt image sign", "[restore] keys")
+	fails(t, shared, nil, []string{"no trusted key"}, "image", "verify", "--key", at("cosign.pub"), ref)
 	cosign("sign-blob", "--key", "cosign.key", "--tlog-upload=false", "--yes", "--output-signature", "cosign.sig", sign.ManifestName)
 	copied := asJSON[harness.CheckpointAnswer](t, shared, "image", "sign", "--signature", at("cosign.sig"), ref, signed)
 	if copied.GPUReusedBytes == 0 || copied.GPUWrittenBytes != 0 {
@@ -105,7 +105,7 @@ func TestCosign(t *testing.T) {
 		}
 	}
 	elsewhere(t, at("release.pub"))
-	harness.Says(t, tryResume(t, signed, k.Port), "no key that this node trusts has signed the checkpoint")
+	harness.Says(t, tryResume(t, signed, k.Port), "no trusted key has signed the checkpoint")
 	gpuckpt(t, shared, "image", "sign", "--key", at("release.key"), ref, again)
 	r = resume(t, shared, again, k.Port)
 	r.Expect(t, "verify", "bad=0")

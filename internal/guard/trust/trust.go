@@ -244,7 +244,7 @@ func words(keys []sign.Key) string {
 		names = append(names, k.ID()+" of "+k.Name)
 	}
 	slices.Sort(names)
-	return "the keys that count are " + strings.Join(slices.Compact(names), ", ")
+	return "the trusted keys are " + strings.Join(slices.Compact(names), ", ")
 }
 
 // Keys returns the keys that a node trusts: the node's own, if it is there,

@@ -81,7 +81,7 @@ func TestOwnAndOther(t *testing.T) {
 		t.Errorf("a node without keys: %v", err)
 	}
 	dump(t, there)
-	if err := Admit(t.Context(), source(there), dir, nil); !strings.Contains(err.Error(), "the keys that count are ") {
+	if err := Admit(t.Context(), source(there), dir, nil); !strings.Contains(err.Error(), "the trusted keys are ") {
 		t.Errorf("a node with its own key: %v", err)
 	}
 	there.Restore.Keys = []string{public(t, here)}
