@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,6 +73,65 @@ func TestRestore(t *testing.T) {
 	}
 	if ttl, err := unix.GetsockoptInt(has, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL); err != nil || ttl != 9 {
 		t.Errorf("the TTL is %d, %v", ttl, err)
+	}
+}
+
+// others are options that CRIU restores, those of TCP that say nothing of a socket that is not connected,
+// those that do not stay, and IP_OPTIONS, which is no number.
+var others = map[int][]int{
+	unix.SOL_SOCKET: {
+		unix.SO_REUSEADDR, unix.SO_DONTROUTE, unix.SO_BROADCAST, unix.SO_SNDBUF, unix.SO_RCVBUF, unix.SO_NO_CHECK, unix.SO_REUSEPORT,
+		unix.SO_PASSCRED, unix.SO_PASSSEC, unix.SO_RCVLOWAT, unix.SO_MARK, unix.SO_BUF_LOCK,
+		unix.SO_BINDTOIFINDEX,
+	},
+	unix.IPPROTO_IP:   {unix.IP_OPTIONS},
+	unix.IPPROTO_IPV6: {unix.IPV6_V6ONLY},
+	unix.IPPROTO_TCP:  {unix.TCP_CORK, unix.TCP_QUICKACK, unix.TCP_REPAIR, unix.TCP_REPAIR_QUEUE, unix.TCP_WINDOW_CLAMP},
+	unix.IPPROTO_UDP:  {unix.UDP_CORK}, unix.IPPROTO_UDPLITE: {unix.UDP_CORK},
+}
+
+// Each option of this kernel's that a program can set to a number, and read, is brought back.
+func TestEachOption(t *testing.T) {
+	for _, kind := range []struct{ family, kind, protocol int }{
+		{unix.AF_UNIX, unix.SOCK_STREAM, 0}, {unix.AF_INET, unix.SOCK_DGRAM, 0}, {unix.AF_INET6, unix.SOCK_DGRAM, 0},
+		{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE}, {unix.AF_INET, unix.SOCK_STREAM, 0}, {unix.AF_INET6, unix.SOCK_STREAM, 0},
+	} {
+		open := func() int {
+			fd, err := unix.Socket(kind.family, kind.kind|unix.SOCK_CLOEXEC, kind.protocol)
+			if err != nil {
+				t.Skip(err)
+			}
+			return fd
+		}
+		for _, level := range []int{unix.SOL_SOCKET, unix.IPPROTO_IP, unix.IPPROTO_IPV6, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE} {
+			for number := range 96 {
+				if slices.Contains(others[level], number) {
+					continue
+				}
+				if kind.kind == unix.SOCK_STREAM && strings.Contains(options[option{level, number}], "MULTICAST") {
+					continue
+				}
+				had, has := open(), open()
+				for _, value := range []int{1, 0, 16} {
+					before, err := unix.GetsockoptInt(had, level, number)
+					if err != nil || unix.SetsockoptInt(had, level, number, value) != nil {
+						continue
+					}
+					if after, err := unix.GetsockoptInt(had, level, number); err != nil || after == before {
+						continue
+					}
+					s := socket{fd: has, values: make(fresh).without(had, readOptions(had))}
+					failed := s.restore(os.Getpid(), held.At(here{}), newNetworks())
+					want, _ := unix.GetsockoptInt(had, level, number)
+					if got, err := unix.GetsockoptInt(has, level, number); err != nil || got != want {
+						t.Errorf("%v, option %d of level %d: %d, want %d: %v %v", kind, number, level, got, want, err, failed)
+					}
+					break
+				}
+				unix.Close(had)
+				unix.Close(has)
+			}
+		}
 	}
 }
 

@@ -6,12 +6,15 @@ package openfiles
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -31,8 +34,16 @@ const (
 	maxErrors  = 16
 )
 
+// Options that golang.org/x/sys lacks: of linux/in6.h and of net/udplite.h.
+const (
+	flowInfo, flowInfoSend        = 11, 33
+	sendCoverage, receiveCoverage = 10, 11
+)
+
 // option is one of sockets, by its level and its number.
 type option struct{ level, number int }
+
+func (o option) compare(to option) int { return cmp.Or(o.level-to.level, o.number-to.number) }
 
 // options are those that can be read and set, by their names for people. What CRIU restores is among
 // them, since it does so for some sockets alone: TCP_NODELAY for connections, not for what listens.
@@ -72,6 +83,26 @@ var options = map[option]string{
 	{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: "TCP_MAXSEG", {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: "TCP_WINDOW_CLAMP",
 	{unix.IPPROTO_UDP, unix.UDP_ENCAP}: "UDP_ENCAP", {unix.IPPROTO_UDP, unix.UDP_CORK}: "UDP_CORK", {unix.IPPROTO_UDP, unix.UDP_SEGMENT}: "UDP_SEGMENT",
 	{unix.IPPROTO_UDP, unix.UDP_GRO}: "UDP_GRO", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX}: "UDP_NO_CHECK6_TX", {unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_RX}: "UDP_NO_CHECK6_RX",
+	{unix.SOL_SOCKET, unix.SO_PASSPIDFD}: "SO_PASSPIDFD", {unix.SOL_SOCKET, unix.SO_PASSRIGHTS}: "SO_PASSRIGHTS",
+	{unix.SOL_SOCKET, unix.SO_DEBUG}: "SO_DEBUG", {unix.SOL_SOCKET, unix.SO_WIFI_STATUS}: "SO_WIFI_STATUS", {unix.SOL_SOCKET, unix.SO_NOFCS}: "SO_NOFCS",
+	{unix.SOL_SOCKET, unix.SO_INCOMING_CPU}: "SO_INCOMING_CPU", {unix.SOL_SOCKET, unix.SO_PREFER_BUSY_POLL}: "SO_PREFER_BUSY_POLL",
+	{unix.SOL_SOCKET, unix.SO_BUSY_POLL_BUDGET}: "SO_BUSY_POLL_BUDGET", {unix.SOL_SOCKET, unix.SO_TXTIME}: "SO_TXTIME",
+	{unix.SOL_SOCKET, unix.SO_RCVMARK}: "SO_RCVMARK", {unix.SOL_SOCKET, unix.SO_RCVPRIORITY}: "SO_RCVPRIORITY",
+	{unix.SOL_SOCKET, unix.SO_TIMESTAMP_NEW}: "SO_TIMESTAMP_NEW", {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW}: "SO_TIMESTAMPNS_NEW",
+	{unix.SOL_SOCKET, unix.SO_TIMESTAMPING_NEW}: "SO_TIMESTAMPING_NEW", {unix.IPPROTO_IP, unix.IP_CHECKSUM}: "IP_CHECKSUM",
+	{unix.IPPROTO_IP, unix.IP_PASSSEC}: "IP_PASSSEC", {unix.IPPROTO_IP, unix.IP_RECVFRAGSIZE}: "IP_RECVFRAGSIZE",
+	{unix.IPPROTO_IP, unix.IP_RECVERR_RFC4884}: "IP_RECVERR_RFC4884", {unix.IPPROTO_IPV6, unix.IPV6_RECVERR_RFC4884}: "IPV6_RECVERR_RFC4884",
+	{unix.IPPROTO_IPV6, unix.IPV6_RECVORIGDSTADDR}: "IPV6_RECVORIGDSTADDR", {unix.IPPROTO_IPV6, unix.IPV6_RECVFRAGSIZE}: "IPV6_RECVFRAGSIZE",
+	{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPOPTS}: "IPV6_RECVHOPOPTS", {unix.IPPROTO_IPV6, unix.IPV6_RECVRTHDR}: "IPV6_RECVRTHDR",
+	{unix.IPPROTO_IPV6, unix.IPV6_RECVDSTOPTS}: "IPV6_RECVDSTOPTS", {unix.IPPROTO_IPV6, unix.IPV6_RECVPATHMTU}: "IPV6_RECVPATHMTU",
+	{unix.IPPROTO_IPV6, flowInfo}: "IPV6_FLOWINFO", {unix.IPPROTO_IPV6, flowInfoSend}: "IPV6_FLOWINFO_SEND",
+	{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_IF}: "IPV6_UNICAST_IF", {unix.IPPROTO_IPV6, unix.IPV6_ROUTER_ALERT_ISOLATE}: "IPV6_ROUTER_ALERT_ISOLATE",
+	{unix.IPPROTO_IPV6, unix.IPV6_2292PKTINFO}:  "IPV6_2292PKTINFO",
+	{unix.IPPROTO_IPV6, unix.IPV6_2292HOPLIMIT}: "IPV6_2292HOPLIMIT", {unix.IPPROTO_IPV6, unix.IPV6_2292HOPOPTS}: "IPV6_2292HOPOPTS",
+	{unix.IPPROTO_IPV6, unix.IPV6_2292DSTOPTS}: "IPV6_2292DSTOPTS", {unix.IPPROTO_IPV6, unix.IPV6_2292RTHDR}: "IPV6_2292RTHDR",
+	{unix.IPPROTO_TCP, unix.TCP_TX_DELAY}: "TCP_TX_DELAY", {unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS}: "TCP_RTO_MAX_MS",
+	{unix.IPPROTO_TCP, unix.TCP_RTO_MIN_US}: "TCP_RTO_MIN_US", {unix.IPPROTO_TCP, unix.TCP_DELACK_MAX_US}: "TCP_DELACK_MAX_US",
+	{unix.IPPROTO_UDPLITE, sendCoverage}: "UDPLITE_SEND_CSCOV", {unix.IPPROTO_UDPLITE, receiveCoverage}: "UDPLITE_RECV_CSCOV",
 	{unix.SOL_NETLINK, unix.NETLINK_PKTINFO}: "NETLINK_PKTINFO", {unix.SOL_NETLINK, unix.NETLINK_BROADCAST_ERROR}: "NETLINK_BROADCAST_ERROR",
 	{unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS}: "NETLINK_NO_ENOBUFS", {unix.SOL_NETLINK, unix.NETLINK_LISTEN_ALL_NSID}: "NETLINK_LISTEN_ALL_NSID",
 	{unix.SOL_NETLINK, unix.NETLINK_CAP_ACK}: "NETLINK_CAP_ACK", {unix.SOL_NETLINK, unix.NETLINK_EXT_ACK}: "NETLINK_EXT_ACK",
@@ -102,7 +133,7 @@ func readOptions(fd int) map[option][]byte {
 		ip := family == unix.AF_INET || family == unix.AF_INET6
 		switch {
 		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.SOL_NETLINK && family != unix.AF_NETLINK, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
-			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP) && (!ip || o.level != protocol),
+			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP || o.level == unix.IPPROTO_UDPLITE) && (!ip || o.level != protocol),
 			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"), // it can be read, not set
 			listens == 0 && ofConnection[o]:
 			continue
@@ -111,6 +142,28 @@ func readOptions(fd int) map[option][]byte {
 			values[o] = value
 		}
 	}
+	return values
+}
+
+// fresh are the options of new sockets, by their family, type and protocol.
+type fresh map[[3]int]map[option][]byte
+
+// without leaves out of a socket's values zeros that a new one has too, which are most of them.
+func (all fresh) without(fd int, values map[option][]byte) map[option][]byte {
+	var of [3]int
+	for i, o := range []int{unix.SO_DOMAIN, unix.SO_TYPE, unix.SO_PROTOCOL} {
+		of[i], _ = unix.GetsockoptInt(fd, unix.SOL_SOCKET, o)
+	}
+	if _, known := all[of]; !known {
+		all[of] = nil
+		if s, err := unix.Socket(of[0], of[1]|unix.SOCK_CLOEXEC, of[2]); err == nil {
+			all[of] = readOptions(s)
+			unix.Close(s)
+		}
+	}
+	maps.DeleteFunc(values, func(o option, value []byte) bool {
+		return bytes.Equal(value, all[of][o]) && len(bytes.Trim(value, "\x00")) == 0
+	})
 	return values
 }
 
@@ -142,7 +195,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	}
 	defer f.Close()
 	text, left := bufio.NewWriter(f), maxText // a container may have a hundred thousand sockets
-	seen, networks := make(map[uint64]bool), newNetworks()
+	seen, networks, usual := make(map[uint64]bool), newNetworks(), make(fresh)
 	for number, pid := range inside {
 		n, err := networks.network(pid)
 		if err != nil && !proc.Ended(err) {
@@ -153,7 +206,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 			var st unix.Stat_t
 			if failed == nil && unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
 				seen[st.Ino] = true
-				noted := socket{pid: number, fd: fd, values: readOptions(s)}
+				noted := socket{pid: number, fd: fd, values: usual.without(s, readOptions(s))}
 				noted.groups, failed = networks.memberships(s, n)
 				var line bytes.Buffer
 				write(&line, noted)
@@ -282,7 +335,9 @@ func (s socket) restore(pid int, processes *held.Processes, networks *networks) 
 		})
 	}
 	now := readOptions(fd)
-	for o, value := range s.values {
+	// In order: some options set others as well, SO_TIMESTAMPING those that came before SO_TIMESTAMPING_NEW.
+	for _, o := range slices.SortedFunc(maps.Keys(s.values), option.compare) {
+		value := s.values[o]
 		if is, has := now[o]; !has || bytes.Equal(is, value) {
 			continue
 		}
