@@ -75,7 +75,7 @@ func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32
 	}
 	for _, g := range all {
 		name := names[g.id]
-		if name, err = places.free(cmp.Or(blocked[name], name), g.isDir); err != nil {
+		if name, err = places.free(cmp.Or(blocked[name], name), g.isDir, g.id); err != nil {
 			return nil, err
 		}
 		if names[g.id] = name; name == g.name {
@@ -187,9 +187,10 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 
 // free returns a name for what is made anew: the name itself, or one like it where something else has the name
 // of a directory on the way, so that none can be made below it. Nothing may have the name of a directory itself: in
-// a file system that is not there yet, it gets another one.
+// a file system that is not there yet, it gets another one. It is made in the last directory that is there: CRIU would
+// leave behind those that it makes on the way to a directory.
 // Each part of a path is looked at once: a tenant's has up to two thousand.
-func (p *paths) free(name string, isDir bool) (string, error) {
+func (p *paths) free(name string, isDir bool, id uint32) (string, error) {
 	if !path.IsAbs(name) || path.Clean(name) != name {
 		return name, nil // which is refused later
 	}
@@ -197,13 +198,19 @@ func (p *paths) free(name string, isDir bool) (string, error) {
 	known := true // what is in it
 	defer func() { closeDir(dir) }()
 	above, last := path.Split(name)
+	mount := 0 // how much of the path leads to a mount
+	for end := len(above) - 1; isDir && end > 0 && mount == 0; end = strings.LastIndexByte(above[:end], '/') {
+		if _, is := p.binds[above[:end]]; is {
+			mount = end
+		}
+	}
 	at := make([]byte, 0, len(name)+len(removedSuffix))
 	for part := range strings.FieldsFuncSeq(above, func(r rune) bool { return r == '/' }) {
 		if err != nil {
 			break
 		}
+		from, there := dir, len(at)
 		at = append(append(at, '/'), part...)
-		from := dir
 		if source, mounted := p.binds[string(at)]; mounted {
 			known = source != ""
 			dir, err = openDir(unix.AT_FDCWD, source, 0)
@@ -211,10 +218,15 @@ func (p *paths) free(name string, isDir bool) (string, error) {
 			at = append(at, removedSuffix...)
 			dir, err = openDir(from, part+removedSuffix, unix.O_NOFOLLOW)
 		}
-		closeDir(from)
 		if errors.Is(err, unix.ENOTDIR) {
 			err = nil // a file that is mounted, or CRIU says so
 		}
+		if isDir && err == nil && dir == -1 && len(at) > mount {
+			last = fmt.Sprintf("%s.%x%s", last[:min(len(last), longestGone/2)], id, removedSuffix)
+			dir, at, known = from, at[:there], true
+			break
+		}
+		closeDir(from)
 	}
 	if isDir && !known {
 		last += removedSuffix

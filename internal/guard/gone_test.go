@@ -32,25 +32,25 @@ func TestFree(t *testing.T) {
 	}
 	p := newPaths(&specs.Spec{Mounts: []specs.Mount{
 		{Destination: "/dir/volume", Type: "bind", Source: volume}, {Destination: "/bound", Type: "bind", Source: filepath.Join(volume, "file")},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm"},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm"}, {Destination: "/new/volume", Type: "bind", Source: volume},
 	}}, rootfs)
 	for name, want := range map[string]string{ // of a directory
-		"/new": "/new", "/new/dir": "/new/dir", "/dir/dir": "/dir/dir.removed.removed", "/dir/new": "/dir/new",
-		"/file": "/file.removed.removed", "/file/dir": "/file.removed/dir.removed", "/file/new/dir": "/file.removed/new/dir",
-		"/link/dir": "/link.removed/dir", "/dir/volume/file": "/dir/volume/file.removed", "/dir/volume/file/dir": "/dir/volume/file.removed/dir",
-		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir.removed", "/dev/shm/file/dir": "/dev/shm/file/dir.removed",
+		"/new": "/new", "/new/dir": "/dir.7.removed", "/new/dir/dir": "/dir.7.removed", "/new/" + strings.Repeat("x", 255): "/" + strings.Repeat("x", 118) + ".7.removed", "/dir/dir": "/dir/dir.removed.removed", "/dir/new": "/dir/new",
+		"/file": "/file.removed.removed", "/file/dir": "/file.removed/dir.removed", "/file/new/dir": "/file.removed/dir.7.removed",
+		"/link/dir": "/dir.7.removed", "/dir/volume/file": "/dir/volume/file.removed", "/dir/volume/file/dir": "/dir/volume/dir.7.removed",
+		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir.removed", "/dev/shm/file/dir": "/dev/shm/dir.7.removed", "/new/volume/dir": "/new/volume/dir",
 		"/dir/../dir/dir": "/dir/../dir/dir", "dir": "dir", "/..": "/..",
 	} {
-		if got, err := p.free(name, true); err != nil || got != want {
+		if got, err := p.free(name, true, 7); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
 		}
 	}
 	for name, want := range map[string]string{"/dir/dir": "/dir/dir", "/file/x": "/file.removed/x", "/link/x": "/link.removed/x"} { // of a file
-		if got, err := p.free(name, false); err != nil || got != want {
+		if got, err := p.free(name, false, 7); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
 		}
 	}
-	if _, err := p.free("/"+strings.Repeat("x", 256), true); !errors.Is(err, unix.ENAMETOOLONG) {
+	if _, err := p.free("/"+strings.Repeat("x", 256), true, 7); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Errorf("a long name: %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestLongPaths(t *testing.T) {
 	p, there := newPaths(&specs.Spec{}, rootfs), strings.Repeat("/d", depth)
 	for name, do := range map[string]func() error{
 		"a removed directory": func() error {
-			got, err := p.free(there, true)
+			got, err := p.free(there, true, 7)
 			if err == nil && got != there+removedSuffix {
 				err = errors.New(got)
 			}
