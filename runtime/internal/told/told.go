@@ -9,8 +9,8 @@
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again;
-//   - a thread in poll(2), for one that calls it again, as on ARM, where the kernel has it so. CRIU has the
-//     call fail with EINTR, which a program that gets no signal need not expect. Complete does that;
+//   - a thread in poll(2) or asleep, for one that calls it again, as on ARM, where the kernel has it so. CRIU
+//     has the call fail with EINTR, which a program that gets no signal need not expect. Complete does that;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
 //
@@ -52,9 +52,9 @@ type Told struct {
 	// Closed are the connections to programs outside, "process 7 (nginx) to 812 (syslogd)".
 	Closed []string
 	inodes []string
-	timers []int         // processes with such timers, as they count themselves
-	polls  map[int][]int // threads in poll(2), by their processes, as both count themselves
-	limits bool          // whether there are limits that the kernel does not tell
+	timers []int          // processes with such timers, as they count themselves
+	waits  map[int][]wait // threads that wait, by their processes, as both count themselves
+	limits bool           // whether there are limits that the kernel does not tell
 
 	watched  []watch
 	compared int // files with watches
@@ -69,7 +69,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Told{polls: make(map[int][]int), ranks: make(map[int]int)}
+	t := &Told{waits: make(map[int][]wait), ranks: make(map[int]int)}
 	t.rank(init)
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
@@ -80,7 +80,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		if strings.Contains(string(text), "/tid.") {
 			t.timers = append(t.timers, number)
 		}
-		t.polls[number] = inPoll(pid)
+		t.waits[number] = waiting(pid)
 		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
 			t.limits = true
 		}
@@ -184,8 +184,8 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 			return err
 		}
 	}
-	for process, threads := range t.polls {
-		if err := pollOn(dumped, process, threads); err != nil {
+	for process, threads := range t.waits {
+		if err := waitOn(dumped, process, threads); err != nil {
 			return err
 		}
 	}

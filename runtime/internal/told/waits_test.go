@@ -12,7 +12,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timer"
 )
 
-func TestPollAgain(t *testing.T) {
+func TestCallAgain(t *testing.T) {
 	signals := &siginfo.SignalQueueEntry{Signals: []*siginfo.SiginfoEntry{{}}}
 	for name, test := range map[string]struct {
 		change func(*criucore.CoreEntry)
@@ -34,8 +34,33 @@ func TestPollAgain(t *testing.T) {
 		}
 		test.change(c)
 		ax := r.GetAx()
-		if pollAgain(c); test.again && (r.GetAx() != 7 || r.GetIp() != 98) || !test.again && (r.GetAx() != ax || r.GetIp() != 100) {
+		if callAgain(c, 7); test.again && (r.GetAx() != 7 || r.GetIp() != 98) || !test.again && (r.GetAx() != ax || r.GetIp() != 100) {
 			t.Errorf("%s: %d at %d", name, int64(r.GetAx()), r.GetIp())
+		}
+	}
+}
+
+// A sleep is begun anew, but for a program that is told how much of it is left.
+func TestSleepAgain(t *testing.T) {
+	for name, test := range map[string]struct {
+		call       uint64
+		di, si, dx uint64
+		r10        uint64
+		again      bool
+	}{
+		"usleep":              {call: 35, di: 50, again: true},
+		"it is told at once":  {call: 35, di: 50, si: 50, again: true},
+		"it is told":          {call: 35, di: 50, si: 60},
+		"by a clock":          {call: 230, di: 1, dx: 50, again: true},
+		"sleep":               {call: 230, di: 1, dx: 50, r10: 50, again: true},
+		"told of the clock's": {call: 230, di: 1, dx: 50, r10: 60},
+	} {
+		for _, is := range []uint64{test.call, 219} {
+			r := &corex86.UserX86RegsEntry{OrigAx: new(is), Ax: new(^uint64(3)), Ip: new(uint64(100)), Di: new(test.di), Si: new(test.si), Dx: new(test.dx), R10: new(test.r10)}
+			callAgain(&criucore.CoreEntry{ThreadInfo: &corex86.ThreadInfoX86{Gpregs: r}, ThreadCore: &criucore.ThreadCoreEntry{}}, test.call)
+			if again := r.GetAx() == test.call && r.GetIp() == 98; again != test.again {
+				t.Errorf("%s: %d at %d", name, int64(r.GetAx()), r.GetIp())
+			}
 		}
 	}
 }
