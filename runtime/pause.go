@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/operation/sequence"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 )
@@ -114,6 +115,9 @@ func (s *Service) pause(ctx context.Context, c *container, read config.Source) (
 		_, _ = s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskAPI.ResumeRequest{ID: c.id})
 		if cg, cerr := host.CgroupOf(c.pid); cerr == nil { // a runc that was killed may have frozen it
 			err = sequence.Join(err, cg.Thaw())
+		}
+		if ended := denied.RefuseEnded(c.pid); ended != nil {
+			err = fmt.Errorf("%w: %w", ended, errgrpc.ToNative(err))
 		}
 		if within.Err() != nil {
 			err = fmt.Errorf("runc hangs, and was killed: %w", err)

@@ -115,7 +115,8 @@ func allArchitectures() []specs.Arch {
 }
 
 // Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a sealed
-// memfd mapped (proc.MapsSealed), or a thread with files or a working directory of its own. list returns its processes; one that has ended is not refused.
+// memfd mapped (proc.MapsSealed), a first thread that has ended, or a thread with files or a working directory of its
+// own. list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
 	pids, err := list()
 	if err != nil && !proc.Ended(err) {
@@ -129,7 +130,21 @@ func Refuse(list func() ([]int, error)) error {
 	return nil
 }
 
+// RefuseEnded refuses a process whose first thread has ended and others run on: runc takes a container with
+// such a first process for one that has ended, and CRIU dumps none.
+func RefuseEnded(pid int) error {
+	status, err := proc.StatusOf(pid)
+	if err != nil || !status.Ended() || status.Number("Threads") < 2 {
+		return nil //nolint:nilerr // it has ended
+	}
+	return fmt.Errorf("the first thread of process %s has ended (pthread_exit in main) and others run on, which runc and CRIU cannot dump: have it wait for the others: %w",
+		proc.Describe(pid), errdefs.ErrFailedPrecondition)
+}
+
 func refuse(pid int) error {
+	if err := RefuseEnded(pid); err != nil {
+		return err
+	}
 	const file = "anon_inode:[io_uring]"
 	uses, err := proc.HasOpen(pid, file)
 	if err == nil && !uses {

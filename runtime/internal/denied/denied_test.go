@@ -6,10 +6,12 @@ package denied
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/containerd/errdefs"
@@ -166,5 +168,36 @@ func TestRefuseMPTCP(t *testing.T) {
 	defer unix.Close(s)
 	if err := Refuse(self); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "GODEBUG=multipathtcp=0") {
 		t.Errorf("with an MPTCP socket: %v", err)
+	}
+}
+
+const endsFirst = "GPUCKPT_TEST_ENDS_FIRST"
+
+// init ends the first thread of a program of TestRefuseEnded, in which it runs.
+func init() {
+	if os.Getenv(endsFirst) != "" {
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
+	}
+}
+
+// A process whose first thread has ended is refused while others run on, and not when it has ended.
+func TestRefuseEnded(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), endsFirst+"=1")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	list := func() ([]int, error) { return []int{cmd.Process.Pid}, nil }
+	var err error
+	for end := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		err = Refuse(list)
+	}
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "the first thread of process") {
+		t.Errorf("the first thread has ended: %v", err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if err := Refuse(list); err != nil {
+		t.Errorf("the process has ended: %v", err)
 	}
 }
