@@ -13,6 +13,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -201,6 +203,20 @@ func TestDaemonSet(t *testing.T) {
 	}); err != nil || bundles == 0 {
 		t.Errorf("%d bundles, %v", bundles, err)
 	}
+	// It cannot write to the root file systems of containers, which are mounted below.
+	roots := 0
+	for _, line := range strings.Split(read(t, fmt.Sprintf("/proc/%d/mountinfo", metricsPid(t))), "\n") {
+		f := strings.Fields(line)
+		if len(f) > 5 && strings.HasPrefix(f[4], "/run/containerd/io.containerd.runtime.v2.task/") {
+			roots++
+			if !slices.Contains(strings.Split(f[5], ","), "ro") {
+				t.Errorf("the metrics' container may write to %s (%s)", f[4], f[5])
+			}
+		}
+	}
+	if roots == 0 {
+		t.Error("the metrics' container sees no root file system: look for another way to test this")
+	}
 	if now := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].restartCount}"); now != installer+" 0" {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
 	}
@@ -342,4 +358,21 @@ func importNodeImage(t *testing.T, n *node.Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// metricsPid returns the process that serves the metrics.
+func metricsPid(t *testing.T) int {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range all {
+		text, _ := os.ReadFile(file) // of one that has ended there is none
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && strings.Contains(string(text), "\x00--listen=:9402\x00") {
+			return pid
+		}
+	}
+	t.Fatal("no process serves the metrics")
+	return 0
 }
