@@ -5,6 +5,7 @@ package bundle
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -31,6 +32,7 @@ func ParseMount(s string) (m specs.Mount, _ error) {
 	if m.Destination == "" {
 		return m, fmt.Errorf("mount %q has no dst=", s)
 	}
+	m.Destination = path.Clean("/" + m.Destination) // as a default mount has it, which this one replaces
 	return m, nil
 }
 

@@ -15,6 +15,11 @@ func TestParseMount(t *testing.T) {
 	if want := (specs.Mount{Type: "bind", Source: "/a", Destination: "/b", Options: []string{"rbind", "ro"}}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}
+	for _, at := range []string{"/dev/shm", "/dev/shm/", "/dev//shm", "/dev/pts/../shm", "dev/shm"} {
+		if got, err := ParseMount("dst=" + at); err != nil || got.Destination != "/dev/shm" {
+			t.Errorf("%s: got %+v, %v", at, got, err)
+		}
+	}
 	for _, bad := range []string{"", "type=bind", "dst=/b,owner=me"} {
 		if _, err := ParseMount(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
