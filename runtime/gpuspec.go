@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/loopback"
 	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 )
@@ -32,6 +33,7 @@ func (c *container) fitSpec(ctx context.Context, view config.View, spec *specs.S
 		return err
 	}
 	cdi.ResolveMounts(spec)
+	spec.Mounts = bundle.Uncovered(spec.Mounts)
 	c.request = cdi.Read(spec)
 	if c.restore == nil {
 		return nil

@@ -36,6 +36,20 @@ func ParseMount(s string) (m specs.Mount, _ error) {
 	return m, nil
 }
 
+// Uncovered returns a spec's mounts without those that a later one is mounted over, as ctr adds one at "/dev/shm/" to
+// that at "/dev/shm": nothing leads to them, and CRIU would have two mounts at one path.
+func Uncovered(all []specs.Mount) (left []specs.Mount) {
+	at := func(m specs.Mount) string { return path.Clean("/" + m.Destination) }
+	for i, m := range all {
+		by := slices.IndexFunc(all[i+1:], func(o specs.Mount) bool { return at(o) == at(m) })
+		if by < 0 || slices.Contains(all[i+1+by].Options, "tmpcopyup") || // which takes what is in it
+			slices.ContainsFunc(all[i+1:i+1+by], func(o specs.Mount) bool { return strings.HasPrefix(at(o)+"/", at(m)+"/") }) {
+			left = append(left, m)
+		}
+	}
+	return left
+}
+
 // Bars returns what a mount's options bar: of ro, nosuid, nodev and noexec those that it has. Some, such as rro,
 // are for what is mounted below it, too.
 func Bars(m specs.Mount) (bars []string) {

@@ -5,6 +5,7 @@ package bundle
 
 import (
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -23,6 +24,24 @@ func TestParseMount(t *testing.T) {
 	for _, bad := range []string{"", "type=bind", "dst=/b,owner=me"} {
 		if _, err := ParseMount(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestUncovered(t *testing.T) {
+	mounts := func(all string) (m []specs.Mount) {
+		for at := range strings.FieldsSeq(all) {
+			at, option, _ := strings.Cut(at, ",")
+			m = append(m, specs.Mount{Destination: at, Options: []string{option}})
+		}
+		return m
+	}
+	for all, want := range map[string]string{
+		"/a /b": "/a /b", "/dev /dev/shm /a /dev/shm/": "/dev /a /dev/shm/", "/a /a /a": "/a", "a /a/../a": "/a/../a",
+		"/a /a/b /a": "/a /a/b /a", "/a /ab /a": "/ab /a", "/a /a,tmpcopyup": "/a /a,tmpcopyup",
+	} {
+		if got := Uncovered(mounts(all)); !reflect.DeepEqual(got, mounts(want)) {
+			t.Errorf("%s: %v, want %s", all, got, want)
 		}
 	}
 }
