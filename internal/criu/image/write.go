@@ -236,7 +236,7 @@ var pipe = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^pi
 // count of a semaphore (package openfiles). The plugin opens the container's own devices alone, which it
 // knows from the shim.
 var deviceFile = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t(/[ -~]{1,254}|semaphore [0-9]{1,20})\n$`)
+	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t(/[ -~]{1,254}|(semaphore|counter) [0-9]{1,20})\n$`)
 })
 
 // readDescriptors reads what runc notes of a container's three standard streams. runc hands CRIU

@@ -12,7 +12,8 @@
 //    has for it. The driver knows nothing of a file that was opened anew: a call by it answers an
 //    error until the library is initialised again.
 //    A line of that file may also have "semaphore COUNT" in the place of a device: an eventfd whose
-//    reads take one (EFD_SEMAPHORE), which CRIU would make one whose reads take all.
+//    reads take one (EFD_SEMAPHORE), which CRIU would make one whose reads take all; or "counter COUNT": one
+//    that counts further than 32 bits, which CRIU would cut off.
 //
 // 2. The gate. After CRIU has restored all processes it holds each of their threads by ptrace, at
 //    the last system call before the program goes on, and calls the plugin for each process. The
@@ -249,10 +250,10 @@ static int open_device(const struct device *d, int flags)
 	return fd;
 }
 
-// make_semaphore makes an eventfd whose reads take one.
-static int make_semaphore(uint64_t count, int flags)
+// make_counter makes an eventfd.
+static int make_counter(uint64_t count, int kind, int flags)
 {
-	int fd = eventfd(0, EFD_SEMAPHORE | EFD_CLOEXEC | (flags & O_NONBLOCK ? EFD_NONBLOCK : 0));
+	int fd = eventfd(0, kind | EFD_CLOEXEC | (flags & O_NONBLOCK ? EFD_NONBLOCK : 0));
 	if (fd >= 0 && count && write(fd, &count, sizeof(count)) != sizeof(count)) {
 		close(fd);
 		return -1;
@@ -279,7 +280,11 @@ static int restore_file(int id, bool *retry)
 		if (sscanf(line, "%d\t%d\t%255[^\n]", &n, &flags, path) != 3 || n != id)
 			continue;
 		if (sscanf(path, "semaphore %" SCNu64, &count) == 1) {
-			fd = make_semaphore(count, flags);
+			fd = make_counter(count, EFD_SEMAPHORE, flags);
+			break;
+		}
+		if (sscanf(path, "counter %" SCNu64, &count) == 1) {
+			fd = make_counter(count, 0, flags);
 			break;
 		}
 		const struct device *d = device_for(path);

@@ -19,10 +19,10 @@ import (
 
 const filesImage = "files.img"
 
-// saveSemaphores has a dump make eventfds of processes anew by gpuckpt's plugin, if they are semaphores.
-// inside are the processes, by their own count.
+// saveSemaphores has a dump make eventfds of processes anew by gpuckpt's plugin, if they are semaphores, or count
+// further than 32 bits, which CRIU cuts off. inside are the processes, by their own count.
 func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
-	ids := make(map[uint32]bool)
+	ids := make(map[uint32]string)
 	for number, pid := range inside {
 		fds, err := semaphores(pid)
 		if err == nil && len(fds) > 0 {
@@ -37,7 +37,7 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	}
 	// All descriptors of them are of the type that CRIU leaves to plugins.
 	err := image.EditOf(dumped, "fdinfo-*.img", func(m *fdinfo.FdinfoEntry) error {
-		if ids[m.GetId()] && m.GetType() == fdinfo.FdTypes_EVENTFD {
+		if ids[m.GetId()] != "" && m.GetType() == fdinfo.FdTypes_EVENTFD {
 			m.Type = fdinfo.FdTypes_EXT.Enum()
 		}
 		return nil
@@ -47,10 +47,10 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	}
 	var lines strings.Builder
 	err = image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
-		if f.GetEfd() == nil || !ids[f.GetId()] {
+		if f.GetEfd() == nil || ids[f.GetId()] == "" {
 			return nil
 		}
-		fmt.Fprintf(&lines, "%d\t%d\tsemaphore %d\n", f.GetId(), f.GetEfd().GetFlags(), f.GetEfd().GetCounter())
+		fmt.Fprintf(&lines, "%d\t%d\t%s %d\n", f.GetId(), f.GetEfd().GetFlags(), ids[f.GetId()], f.GetEfd().GetCounter())
 		f.Type, f.Ext = fdinfo.FdTypes_EXT.Enum(), &extfile.ExtFileEntry{Id: f.Id, Fown: f.GetEfd().GetFown()}
 		f.Efd = nil
 		return nil
@@ -67,27 +67,32 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	return err
 }
 
-// semaphores returns the descriptors of a process that are semaphores.
-func semaphores(pid int) (fds map[int]bool, err error) {
+// semaphores returns the descriptors of a process that are semaphores, or far counters, by the plugin's words.
+func semaphores(pid int) (fds map[int]string, err error) {
 	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]")
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
-	fds = make(map[int]bool)
+	fds = make(map[int]string)
 	for fd := range files {
 		info, err := proc.Head(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
-		if strings.Contains(string(info), "\neventfd-semaphore: 1\n") {
-			fds[fd] = true
+		_, count, _ := strings.Cut(string(info), "\neventfd-count:")
+		count, _, _ = strings.Cut(count, "\n")
+		switch {
+		case strings.Contains(string(info), "\neventfd-semaphore: 1\n"):
+			fds[fd] = "semaphore"
+		case len(strings.TrimSpace(count)) > 8: // in hexadecimal
+			fds[fd] = "counter"
 		}
 	}
 	return fds, nil
 }
 
 // filesOf adds the ids that a dump has for files of a process.
-func filesOf(dumped *image.Set, number int, fds map[int]bool, ids map[uint32]bool) error {
+func filesOf(dumped *image.Set, number int, fds map[int]string, ids map[uint32]string) error {
 	table := uint32(0)
 	err := image.EachOf(dumped, fmt.Sprintf("ids-%d.img", number), func(m *criucore.TaskKobjIdsEntry) error {
 		table = m.GetFilesId()
@@ -97,8 +102,8 @@ func filesOf(dumped *image.Set, number int, fds map[int]bool, ids map[uint32]boo
 		return err
 	}
 	return image.EachOf(dumped, fmt.Sprintf("fdinfo-%d.img", table), func(m *fdinfo.FdinfoEntry) error {
-		if fds[int(m.GetFd())] {
-			ids[m.GetId()] = true
+		if word := fds[int(m.GetFd())]; word != "" {
+			ids[m.GetId()] = word
 		}
 		return nil
 	})
