@@ -11,7 +11,8 @@
 //   - A TCP connection stays open if both of its ends are among the files: gloo, ZMQ, a program's
 //     own server, or if its other end was closed here. Its other end would be elsewhere otherwise, and
 //     knows nothing of the restore: it becomes a socket without a connection, as CRIU's own switch makes it.
-//   - A socket that has the old pod's address gets the new one's.
+//   - A socket that has the old pod's address gets the new one's. Elsewhere a UDP socket that is connected from an
+//     address which is not here, as to a name server, gets the one that leads there.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets
 //     them no longer: CRIU does not see the host's mounts.
@@ -136,7 +137,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	switch {
 	case s == nil:
 	case !isConnection(s):
-		p.move(s)
+		if !p.move(s) && s.GetProto() == unix.IPPROTO_UDP && s.GetDstPort() != 0 && !s.GetIpOpts().GetFreebind() {
+			clear(s.SrcAddr) // the kernel chooses the address when it connects the socket, as it did
+		}
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
 		closed := uint32(unix.BPF_TCP_CLOSE)
