@@ -73,7 +73,7 @@ type restoring struct {
 	from    *guard.Copied
 	threads scheduling.Threads
 	sockets openfiles.Sockets
-	removed openfiles.Segments
+	systemV openfiles.SystemV
 	watches told.Watches
 	gate    *criu.Gate
 	watch   *criu.Watch
@@ -164,7 +164,7 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	if k.sockets, err = openfiles.Read(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.removed, err = openfiles.ReadSegments(dumped.Set); err != nil {
+	if k.systemV, err = openfiles.ReadSystemV(dumped.Set); err != nil {
 		return 0, err
 	}
 	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
@@ -198,7 +198,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
 		defer close(k.started)
-		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle, k.from.Ended)
+		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle, k.from.Ended, k.from.Free)
 		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
@@ -258,9 +258,9 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 		log.G(ctx).WithError(err).Warn("sockets are not as they were")
 		k.c.different = append(k.c.different, "options of sockets: containerd's log has what each of them lacks")
 	}
-	if err := k.removed.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
-		log.G(ctx).WithError(err).Warn("shared memory is not as it was")
-		k.c.different = append(k.c.different, "System V shared memory: containerd's log has what stays of it")
+	if err := k.systemV.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
+		log.G(ctx).WithError(err).Warn("System V IPC is not as it was")
+		k.c.different = append(k.c.different, "System V IPC: containerd's log has what is not as it was")
 	}
 	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
 		return 0, err

@@ -32,6 +32,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/msg.h>
 #include <sys/personality.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -253,12 +254,14 @@ static void multicast(void)
 	set_value(a, IPPROTO_IP, IP_RECVTTL, 1);
 	set_value(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, 9);
 	set_value(b, IPPROTO_IPV6, IPV6_TCLASS, 16);
+	set_value(b, IPPROTO_IPV6, IPV6_RECVPATHMTU, 1);
 }
 
 static const char *multicast_same(void)
 {
 	if (value_of(a, IPPROTO_IP, IP_MULTICAST_TTL) != 7 || value_of(a, IPPROTO_IP, IP_RECVTTL) != 1 ||
-	    value_of(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS) != 9 || value_of(b, IPPROTO_IPV6, IPV6_TCLASS) != 16)
+	    value_of(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS) != 9 || value_of(b, IPPROTO_IPV6, IPV6_TCLASS) != 16 ||
+	    value_of(b, IPPROTO_IPV6, IPV6_RECVPATHMTU) != 1)
 		return "other options";
 	return in_groups(a, b, 0) && in_groups(a, b, 1) ? "same" : "it is in no group";
 }
@@ -582,6 +585,12 @@ static void queue(void)
 	must(mq_open("/odd", O_CREAT | O_RDWR, 0600, &attr));
 }
 
+static void left_queue(void)
+{
+	struct mq_attr attr = {.mq_maxmsg = 4, .mq_msgsize = 64};
+	close((int)must(mq_open("/odd", O_CREAT | O_RDWR, 0600, &attr)));
+}
+
 static void secret(void)
 {
 	a = (int)must(syscall(SYS_memfd_secret, 0));
@@ -895,6 +904,24 @@ static const char *queued_events_same(void)
 	int n = 0;
 	must(ioctl(a, FIONREAD, &n));
 	return n ? "same" : "lost";
+}
+
+// A watch ends with its first event.
+static void watch_flags(void)
+{
+	c = make_file(path, O_WRONLY);
+	a = (int)must(inotify_init1(IN_NONBLOCK));
+	b = (int)must(inotify_add_watch(a, path, IN_MODIFY | IN_ONESHOT));
+}
+
+static const char *watch_flags_same(void)
+{
+	struct inotify_event e[4];
+	static int asked;
+	if (!asked++) // before the checkpoint
+		return "same";
+	must(write(c, "x", 1));
+	return read(a, e, sizeof e) == 2 * sizeof *e ? "same" : "off";
 }
 
 // What the kernel undoes when a process ends (SEM_UNDO).
@@ -1613,6 +1640,210 @@ static void waiting_poll(void)
 
 static const char *waiting_poll_same(void) { return a ? strerror(a) : "same"; }
 
+// A child whose end the kernel tells by no signal.
+static void exit_signal(void)
+{
+	b = (int)must(syscall(SYS_clone, 0, 0, 0, 0, 0));
+	for (; !b;)
+		pause();
+}
+
+static const char *exit_signal_same(void) { return waitpid(b, NULL, WNOHANG) < 0 ? "same" : "SIGCHLD"; }
+
+// Half a line is typed at a terminal.
+static void open_terminal(void)
+{
+	int unlock = 0;
+	a = (int)must(open("/dev/ptmx", O_RDWR | O_NOCTTY));
+	must(ioctl(a, TIOCSPTLCK, &unlock));
+	b = (int)must(ioctl(a, TIOCGPTPEER, O_RDWR | O_NOCTTY));
+}
+
+static void typed(void)
+{
+	open_terminal();
+	must(write(a, "typed", 5));
+}
+
+static const char *typed_same(void)
+{
+	static int asked;
+	char line[16] = "";
+	if (!asked++) // before the checkpoint
+		return "same";
+	must(write(a, "\n", 1));
+	must(read(b, line, sizeof line));
+	return !strcmp(line, "typed\n") ? "same" : "lost";
+}
+
+// A child opens its terminal by its name for all, which its parent has.
+static void childs_terminal(void)
+{
+	int ask[2], say[2];
+	char one = 0;
+	open_terminal();
+	must(pipe(ask));
+	must(pipe(say));
+	if (!must(fork())) {
+		must(setsid());
+		must(ioctl(b, TIOCSCTTY, 0));
+		int child = (int)must(fork());
+		while (child)
+			pause();
+		for (;; close(c), must(write(say[1], &one, 1))) {
+			must(read(ask[0], &one, 1));
+			c = open("/dev/tty", O_RDWR);
+			one = c >= 0;
+		}
+	}
+	a = ask[1];
+	b = say[0];
+}
+
+static const char *childs_terminal_same(void)
+{
+	char one = 0;
+	must(write(a, &one, 1));
+	must(read(b, &one, 1));
+	return one ? "same" : "none";
+}
+
+static void exclusive(void)
+{
+	open_terminal();
+	must(ioctl(b, TIOCEXCL));
+}
+
+static const char *exclusive_same(void)
+{
+	int is = 0;
+	must(ioctl(b, TIOCGEXCL, &is));
+	return is ? "same" : "off";
+}
+
+static void lock_when_used(void)
+{
+	policed = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(mlock2(policed, 1 << 20, MLOCK_ONFAULT));
+}
+
+static const char *lock_when_used_same(void)
+{
+	unsigned char there[256];
+	must(mincore(policed, 1 << 20, there));
+	return there[7] & 1 ? "all of it" : "same";
+}
+
+// A queue that takes less than others.
+static void small_queue(void)
+{
+	struct msqid_ds q;
+	a = (int)must(msgget(IPC_PRIVATE, IPC_CREAT | 0600));
+	must(msgctl(a, IPC_STAT, &q));
+	q.msg_qbytes = 4096;
+	must(msgctl(a, IPC_SET, &q));
+}
+
+static const char *small_queue_same(void)
+{
+	struct msqid_ds q;
+	must(msgctl(a, IPC_STAT, &q));
+	return q.msg_qbytes == 4096 ? "same" : "as much as others";
+}
+
+static void md5(void)
+{
+	struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+	socklen_t n = sizeof here;
+	struct tcp_md5sig key = {.tcpm_keylen = 3, .tcpm_key = "odd"};
+	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(bind(a, (void *)&here, sizeof here));
+	must(getsockname(a, (void *)&here, &n));
+	memcpy(&key.tcpm_addr, &here, sizeof here);
+	must(setsockopt(a, IPPROTO_TCP, TCP_MD5SIG, &key, sizeof key));
+	must(listen(a, 4));
+}
+
+static const char *md5_same(void)
+{
+	struct sockaddr_in at;
+	socklen_t n = sizeof at;
+	struct timeval soon = {0, 300000};
+	int s = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	must(setsockopt(s, SOL_SOCKET, SO_SNDTIMEO, &soon, sizeof soon));
+	must(getsockname(a, (void *)&at, &n));
+	n = (socklen_t)connect(s, (void *)&at, sizeof at);
+	close(s);
+	return n ? "same" : "anybody can connect";
+}
+
+// A socket is bound to an address that is not there yet (haproxy, keepalived).
+static void free_bind(void)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {inet_addr("192.0.2.7")}};
+	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	set_value(a, IPPROTO_IP, IP_FREEBIND, 1);
+	must(bind(a, (void *)&at, sizeof at));
+	must(listen(a, 4));
+}
+
+static const char *free_bind_same(void)
+{
+	struct sockaddr_in at;
+	socklen_t n = sizeof at;
+	must(getsockname(a, (void *)&at, &n));
+	return at.sin_addr.s_addr == inet_addr("192.0.2.7") && value_of(a, IPPROTO_IP, IP_FREEBIND) == 1 ? "same" : "another address";
+}
+
+// More signals wait than may.
+static void many_signals(void)
+{
+	struct rlimit few = {4, 4};
+	sigset_t all;
+	sigfillset(&all);
+	must(sigprocmask(SIG_BLOCK, &all, NULL));
+	for (int i = 0; i < 8; i++)
+		must(sigqueue(getpid(), SIGRTMIN, (union sigval){i}));
+	must(setrlimit(RLIMIT_SIGPENDING, &few));
+}
+
+static void without_vdso(void)
+{
+	char line[256];
+	unsigned long from, to;
+	FILE *f = fopen("/proc/self/maps", "re");
+	b = (int)must(fork());
+	if (b) {
+		usleep(200000);
+		return;
+	}
+	while (fgets(line, sizeof line, f))
+		if (strstr(line, "[vdso]") && sscanf(line, "%lx-%lx ", &from, &to) == 2)
+			must(munmap((void *)from, to - from));
+	for (;;)
+		syscall(SYS_pause);
+}
+
+static const char *without_vdso_same(void) { return waitpid(b, NULL, WNOHANG) ? "it has ended" : "same"; }
+
+// What is called like what CRIU makes in a restore.
+static void ghosts_name(void)
+{
+	char name[4096];
+	for (int i = 0; i < 20; i++) {
+		must(snprintf(name, sizeof name, "%s.cr.%x.ghost", path, i));
+		close(make_file(name, O_RDONLY));
+	}
+	a = make_file(path, O_RDONLY);
+	must(unlink(path));
+}
+
+static const char *ghosts_name_same(void)
+{
+	char text[10];
+	return pread(a, text, 10, 0) == 10 && access(path, F_OK) ? "same" : "the file is lost, or has its name again";
+}
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -1676,6 +1907,7 @@ static const struct state {
 	{"replaced-directory", replaced_directory, replaced_directory_same},
 	{"not-accepted", not_accepted, not_accepted_same},
 	{"queued-events", queued_events, queued_events_same},
+	{"watch-flags", watch_flags, watch_flags_same},
 	{"undo", undo, undo_same},
 	{"processor-time", use_time, used_same},
 	{"own-settings", own_settings, own_settings_same},
@@ -1719,6 +1951,18 @@ static const struct state {
 	{"sent-terminal", sent_terminal, NULL},
 	{"fifo-by-name", fifo_by_name, NULL},
 	{"renewed-directory", renewed_directory, NULL},
+	{"exit-signal", exit_signal, exit_signal_same},
+	{"typed", typed, typed_same},
+	{"childs-terminal", childs_terminal, childs_terminal_same},
+	{"left-queue", left_queue, NULL},
+	{"exclusive", exclusive, exclusive_same},
+	{"lock-when-used", lock_when_used, lock_when_used_same},
+	{"small-queue", small_queue, small_queue_same},
+	{"md5", md5, md5_same},
+	{"free-bind", free_bind, free_bind_same},
+	{"many-signals", many_signals, NULL},
+	{"without-vdso", without_vdso, without_vdso_same},
+	{"ghosts-name", ghosts_name, ghosts_name_same},
 };
 
 static void check(void *arg, const char *request, char *reply)

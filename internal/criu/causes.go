@@ -161,6 +161,8 @@ var causes = []cause{
 		"a program counts events of the processor or the kernel (perf_event_open), which CRIU cannot dump: end the profiler before the checkpoint"},
 	{[]string{"anon_inode:[userfaultfd]"},
 		"a program handles its own page faults (userfaultfd), which CRIU cannot dump: have it do without"},
+	{[]string{"mqueue isn't empty"},
+		"there is a POSIX message queue, which CRIU cannot dump: remove it before the checkpoint (mq_unlink)"},
 	{[]string{"Can't dump file", "of that type"},
 		"a program has a file open of a kind that CRIU cannot dump, which the error names: close it before the checkpoint"},
 	{[]string{"Don't have tty to inherit"},

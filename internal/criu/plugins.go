@@ -79,9 +79,10 @@ func (s Settings) PluginDir() string { return filepath.Join(s.Bundle, "criu-plug
 
 // WithPlugin returns a context with which runc has CRIU load the plugin of a container before any other
 // library: the plugin watches what CRIU mounts then, and without that no sandbox that is to be so is
-// entered. ended are processes that have ended, as Ended says it.
-func WithPlugin(ctx context.Context, bundle, ended string) context.Context {
-	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName), "GPUCKPT_ENDED="+ended+" ")
+// entered. ended are processes that have ended, as Ended says it, and free are addresses that need not be there, each
+// between spaces.
+func WithPlugin(ctx context.Context, bundle, ended, free string) context.Context {
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName), "GPUCKPT_ENDED="+ended+" ", "GPUCKPT_FREE="+free+" ")
 }
 
 // Ended returns what WithPlugin needs of a process that has ended, by its image: "" if CRIU itself restores what it

@@ -34,6 +34,7 @@ type gone struct {
 	id    uint32
 	name  string
 	isDir bool
+	made  string // what CRIU adds to the name while it makes the file, which is nothing for a directory
 }
 
 // goneNames returns other names for files that a dump has open and that were removed, by their numbers.
@@ -75,7 +76,7 @@ func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32
 	}
 	for _, g := range all {
 		name := names[g.id]
-		if name, err = places.free(cmp.Or(blocked[name], name), g.isDir, g.id); err != nil {
+		if name, err = places.free(cmp.Or(blocked[name], name), g.made, g.id); err != nil {
 			return nil, err
 		}
 		if names[g.id] = name; name == g.name {
@@ -90,13 +91,17 @@ func goneFiles(dumped *image.Set) (all []gone, err error) {
 	if !dumped.Has("remap-fpath.img") {
 		return nil, nil
 	}
-	isDir := make(map[uint32]bool)
+	removed := make(map[uint32]gone)
 	err = image.EachOf(dumped, "remap-fpath.img", func(m *remap.RemapFilePathEntry) error {
 		if m.GetRemapType() != remap.RemapType_GHOST {
 			return nil
 		}
 		is, err := isGoneDir(dumped, m.GetRemapId())
-		isDir[m.GetOrigId()] = is
+		made := ""
+		if !is {
+			made = fmt.Sprintf(".cr.%x.ghost", m.GetRemapId())
+		}
+		removed[m.GetOrigId()] = gone{m.GetOrigId(), "", is, made}
 		return err
 	})
 	if err != nil {
@@ -104,8 +109,9 @@ func goneFiles(dumped *image.Set) (all []gone, err error) {
 	}
 	err = image.EachOf(dumped, "files.img", func(m *fdinfo.FileEntry) error {
 		r := m.GetReg()
-		if is, there := isDir[r.GetId()]; r != nil && there {
-			all = append(all, gone{r.GetId(), r.GetName(), is})
+		if g, there := removed[r.GetId()]; r != nil && there {
+			g.name = r.GetName()
+			all = append(all, g)
 		}
 		return nil
 	})
@@ -186,11 +192,12 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 }
 
 // free returns a name for what is made anew: the name itself, or one like it where something else has the name
-// of a directory on the way, so that none can be made below it. Nothing may have the name of a directory itself: in
-// a file system that is not there yet, it gets another one. It is made in the last directory that is there: CRIU would
+// of a directory on the way, so that none can be made below it. made is what the name of a file has behind it while
+// CRIU makes it, empty for a directory. Nothing may have this name, or that of a directory itself: in a file system
+// that is not there yet, a directory gets another one. It is made in the last directory that is there: CRIU would
 // leave behind those that it makes on the way to a directory.
 // Each part of a path is looked at once: a tenant's has up to two thousand.
-func (p *paths) free(name string, isDir bool, id uint32) (string, error) {
+func (p *paths) free(name, made string, id uint32) (string, error) {
 	if !path.IsAbs(name) || path.Clean(name) != name {
 		return name, nil // which is refused later
 	}
@@ -199,7 +206,7 @@ func (p *paths) free(name string, isDir bool, id uint32) (string, error) {
 	defer func() { closeDir(dir) }()
 	above, last := path.Split(name)
 	mount := 0 // how much of the path leads to a mount
-	for end := len(above) - 1; isDir && end > 0 && mount == 0; end = strings.LastIndexByte(above[:end], '/') {
+	for end := len(above) - 1; made == "" && end > 0 && mount == 0; end = strings.LastIndexByte(above[:end], '/') {
 		if _, is := p.binds[above[:end]]; is {
 			mount = end
 		}
@@ -221,19 +228,19 @@ func (p *paths) free(name string, isDir bool, id uint32) (string, error) {
 		if errors.Is(err, unix.ENOTDIR) {
 			err = nil // a file that is mounted, or CRIU says so
 		}
-		if isDir && err == nil && dir == -1 && len(at) > mount {
+		if made == "" && err == nil && dir == -1 && len(at) > mount {
 			last = fmt.Sprintf("%s.%x%s", last[:min(len(last), longestGone/2)], id, removedSuffix)
 			dir, at, known = from, at[:there], true
 			break
 		}
 		closeDir(from)
 	}
-	if isDir && !known {
+	if made == "" && !known {
 		last += removedSuffix
 	}
 	var st unix.Stat_t
-	for err == nil && isDir && dir >= 0 {
-		if err = unix.Fstatat(dir, last, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
+	for err == nil && dir >= 0 {
+		if err = unix.Fstatat(dir, last+made, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil {
 			last += removedSuffix
 		}
 	}

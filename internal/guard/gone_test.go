@@ -27,7 +27,7 @@ func TestFree(t *testing.T) {
 		}
 	}
 	if err := errors.Join(os.WriteFile(filepath.Join(rootfs, "file"), nil, 0o600), os.WriteFile(filepath.Join(volume, "file"), nil, 0o600),
-		os.Symlink(outside, filepath.Join(rootfs, "link"))); err != nil {
+		os.WriteFile(filepath.Join(rootfs, "ghost.cr.1f.ghost"), nil, 0o600), os.Symlink(outside, filepath.Join(rootfs, "link"))); err != nil {
 		t.Fatal(err)
 	}
 	p := newPaths(&specs.Spec{Mounts: []specs.Mount{
@@ -41,16 +41,16 @@ func TestFree(t *testing.T) {
 		"/bound/dir": "/bound/dir", "/dev/shm/dir": "/dev/shm/dir.removed", "/dev/shm/file/dir": "/dev/shm/dir.7.removed", "/new/volume/dir": "/new/volume/dir",
 		"/dir/../dir/dir": "/dir/../dir/dir", "dir": "dir", "/..": "/..",
 	} {
-		if got, err := p.free(name, true, 7); err != nil || got != want {
+		if got, err := p.free(name, "", 7); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
 		}
 	}
-	for name, want := range map[string]string{"/dir/dir": "/dir/dir", "/file/x": "/file.removed/x", "/link/x": "/link.removed/x"} { // of a file
-		if got, err := p.free(name, false, 7); err != nil || got != want {
+	for name, want := range map[string]string{"/dir/dir": "/dir/dir", "/file/x": "/file.removed/x", "/link/x": "/link.removed/x", "/ghost": "/ghost.removed"} { // of a file
+		if got, err := p.free(name, ".cr.1f.ghost", 7); err != nil || got != want {
 			t.Errorf("%s: %s, %v; want %s", name, got, err, want)
 		}
 	}
-	if _, err := p.free("/"+strings.Repeat("x", 256), true, 7); !errors.Is(err, unix.ENAMETOOLONG) {
+	if _, err := p.free("/"+strings.Repeat("x", 256), "", 7); !errors.Is(err, unix.ENAMETOOLONG) {
 		t.Errorf("a long name: %v", err)
 	}
 }
@@ -140,7 +140,7 @@ func TestLongPaths(t *testing.T) {
 	p, there := newPaths(&specs.Spec{}, rootfs), strings.Repeat("/d", depth)
 	for name, do := range map[string]func() error{
 		"a removed directory": func() error {
-			got, err := p.free(there, true, 7)
+			got, err := p.free(there, "", 7)
 			if err == nil && got != there+removedSuffix {
 				err = errors.New(got)
 			}

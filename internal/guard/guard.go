@@ -116,7 +116,8 @@ type Copied struct {
 	Images *criu.Copy
 	Memory *pages.Plan     // what of the images CRIU does not restore
 	Locks  filelocks.Locks // as well
-	Ended  string          // for criu.WithPlugin
+	Ended  string          // for criu.WithPlugin, as Free
+	Free   string
 	// Different is what the container has not as it was, for its user.
 	Different []string
 	logs      []madeLog
@@ -196,6 +197,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	if err != nil {
 		return nil, err
 	}
+	c.Free = fit.Free
 	copied := criu.Open(c.Images.Path())
 	d, err := copied.Dump()
 	if err != nil {

@@ -19,6 +19,7 @@
 //   - A timer that repeats (timerfd) and was not read since its time came goes on: the kernel says that it has
 //     no time left, and CRIU would set it so.
 //   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
+//   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
 //     if the node or the container says so.
 //
@@ -33,8 +34,10 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
@@ -66,6 +69,15 @@ type Place struct {
 	Volumes map[int32]bool
 }
 
+// The kinds of mappings, of CRIU's image.h.
+const (
+	mapVDSO = 1 << 3
+	mapVVAR = 1 << 12
+)
+
+// mostFree bounds Free: the kernel takes no variable of more than 128 KiB.
+const mostFree = 100_000
+
 // Plan is what is to be changed.
 type Plan struct {
 	place Place
@@ -75,6 +87,10 @@ type Plan struct {
 
 	// Closed are the connections that come back closed, "127.0.0.1:80 10.0.0.1:1234", of what was edited.
 	Closed []string
+
+	// Free are the IPv4 addresses and ports that sockets may be bound to where the address is not there (IP_FREEBIND),
+	// " 192.0.2.1:80", of what was edited: CRIU 4.2 binds them before it sets the option.
+	Free string
 
 	// ports are those that sockets of TCP come back with, of what was edited.
 	ports map[uint16]bool
@@ -114,6 +130,13 @@ func (p *Plan) Edit(entry proto.Message) {
 		if p.place.Slaves[e.GetMntId()] {
 			e.MasterId = nil
 		}
+	case *mm.MmEntry:
+		has := func(kind uint32) bool {
+			return slices.ContainsFunc(e.Vmas, func(v *vma.VmaEntry) bool { return v.GetStatus()&kind != 0 })
+		}
+		if !has(mapVDSO) {
+			e.Vmas = slices.DeleteFunc(e.Vmas, func(v *vma.VmaEntry) bool { return v.GetStatus()&mapVVAR != 0 })
+		}
 	case *inventory.InventoryEntry:
 		if p.place.Connections {
 			e.TcpClose = nil // CRIU would insist on its own switch
@@ -139,6 +162,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	case !isConnection(s):
 		if !p.move(s) && s.GetProto() == unix.IPPROTO_UDP && s.GetDstPort() != 0 && !s.GetIpOpts().GetFreebind() {
 			clear(s.SrcAddr) // the kernel chooses the address when it connects the socket, as it did
+		}
+		if s.GetFamily() == unix.AF_INET && s.GetIpOpts().GetFreebind() && len(p.Free) < mostFree {
+			p.Free += " " + source(s).String()
 		}
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))

@@ -10,9 +10,11 @@ import (
 	"testing"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
@@ -203,5 +205,30 @@ func TestTimers(t *testing.T) {
 		if got := f.GetTfd().GetVnsec(); got != test[4] {
 			t.Errorf("%v: %d", test, got)
 		}
+	}
+}
+
+// A process without the kernel's code comes back without its data. Others keep both.
+func TestWithoutVDSO(t *testing.T) {
+	for _, test := range [][3]uint32{{1, mapVVAR, 1}, {mapVDSO, mapVVAR, 2}, {1, 1, 2}} {
+		m := &mm.MmEntry{Vmas: []*vma.VmaEntry{{Status: &test[0]}, {Status: &test[1]}}}
+		if Make(Place{}, nil).Edit(m); len(m.Vmas) != int(test[2]) {
+			t.Errorf("%v: %v", test, m.Vmas)
+		}
+	}
+}
+
+// Sockets that need no address of this machine are named, by the addresses that they get.
+func TestFree(t *testing.T) {
+	p := Make(Place{}, nil)
+	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
+		for _, free := range []bool{true, false} {
+			f := socket(unix.IPPROTO_TCP, "192.0.2.7:80", "")
+			f.Isk.Family, f.Isk.IpOpts = &family, &skinet.IpOptsEntry{Freebind: &free}
+			p.Edit(f)
+		}
+	}
+	if p.Free != " 192.0.2.7:80" {
+		t.Errorf("%q", p.Free)
 	}
 }

@@ -24,9 +24,11 @@ import (
 	ipcsem "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-sem"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/tty"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -57,12 +59,19 @@ type Kind struct {
 var Kinds = []Kind{
 	{"mapping-policy", "`mbind`", "the default", nil},
 	{"lock-future", "`mlockall(MCL_FUTURE)`", "what is locked stays so, new memory is not locked", nil},
+	{"lock-when-used", "`MLOCK_ONFAULT`", "all of it is locked", nil},
 	{"queued-udp", "UDP datagrams that no program has read", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
 	{"queued-sender", "sender of a Unix datagram that no program has read", "none", nil},
 	{"not-accepted", "TCP connections that are not accepted", "closed", func(l *looked) bool { return l.connections }},
+	{"md5", "`TCP_MD5SIG` of a socket that listens", "gone", func(l *looked) bool { return l.keys }},
 	{"queued-events", "unread events of inotify", "lost", func(l *looked) bool { return l.events }},
+	{"watch-flags", "`IN_ONESHOT`, `IN_EXCL_UNLINK`", "off", func(l *looked) bool { return l.flags }},
 	{"undo", "`SEM_UNDO` of a System V semaphore", "not undone", func(l *looked) bool { return l.semaphores }},
 	{"locked-segment", "`SHM_LOCK`", "not locked", func(l *looked) bool { return l.locked }},
+	{"typed", "unread input of the container's terminal, half a line of another's", "lost", nil},
+	{"childs-terminal", "`/dev/tty` where another process leads the session", "none", func(l *looked) bool { return l.terminal }},
+	{"exclusive", "`TIOCEXCL`", "off", func(l *looked) bool { return l.exclusive }},
+	{"exit-signal", "`clone` with another exit signal", "`SIGCHLD`", func(l *looked) bool { return l.otherEnds }},
 	{"peers-user", "`SO_PEERCRED` of a Unix connection", "root's", nil},
 	{"behind-empty", "Unix datagrams behind an empty one", "lost", nil},
 	{"nameless", "`O_TMPFILE` without a name", "gets none", nil},
@@ -84,7 +93,9 @@ func (k Kind) Row() string { return fmt.Sprintf("| %s | %s |", k.What, k.After) 
 func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "`", "") }
 
 // looked is what a container has of it.
-type looked struct{ datagrams, connections, events, semaphores, locked bool }
+type looked struct {
+	datagrams, connections, keys, events, flags, semaphores, locked, exclusive, terminal, otherEnds bool
+}
 
 // Look returns what comes back different of a container, whose first process is given.
 func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
@@ -100,26 +111,39 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 			sockets[table][strconv.FormatUint(uint64(m.GetIsk().GetIno()), 10)] = true
 		case m.GetIfy() != nil:
 			watches = true
+			for _, w := range m.GetIfy().GetWd() {
+				l.flags = l.flags || w.GetMask()&(unix.IN_ONESHOT|unix.IN_EXCL_UNLINK) != 0
+			}
 		}
 		return nil
 	})
 	for table, of := range sockets {
 		found := false
-		if err == nil && table != "" {
+		switch {
+		case err != nil || table == "":
+		case strings.HasPrefix(table, "tcp"):
+			err = l.listeners(init, table, of)
+		default:
 			found, err = waits(init, table, of)
 		}
-		l.datagrams = l.datagrams || found && strings.HasPrefix(table, "udp")
-		l.connections = l.connections || found && strings.HasPrefix(table, "tcp")
+		l.datagrams = l.datagrams || found
 	}
 	if err == nil && watches {
 		l.events, err = unread(pids)
 	}
+	if err == nil {
+		err = proc.EachStat(pids, func(pid int, f []string) {
+			l.terminal = l.terminal || f[7] != "0" && f[6] != strconv.Itoa(pid)
+			l.otherEnds = l.otherEnds || f[38] != strconv.Itoa(int(unix.SIGCHLD))
+		})
+	}
+	terr := image.EachOf(dumped, "tty-info*.img", func(m *tty.TtyInfoEntry) error { l.exclusive = l.exclusive || m.GetExclusive(); return nil })
 	serr := image.EachOf(dumped, "ipcns-sem-*.img", func(*ipcsem.IpcSemEntry) error { l.semaphores = true; return nil })
 	lerr := image.EachOf(dumped, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
 		l.locked = l.locked || m.GetDesc().GetMode()&segmentLocked != 0
 		return nil
 	})
-	if err = errors.Join(err, serr, lerr); err != nil {
+	if err = errors.Join(err, terr, serr, lerr); err != nil {
 		return nil, err
 	}
 	for _, k := range Kinds {
@@ -130,8 +154,8 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 	return found, nil
 }
 
-// tableOf returns the file in /proc/net that a socket is in, in which something may wait; "" for none. To read one
-// takes milliseconds: the kernel goes through the connections of the whole machine.
+// tableOf returns the file in /proc/net that a socket is in, in which something may wait; "" for none. To read that
+// of TCP takes milliseconds: the kernel goes through the connections of the whole machine. So it is asked otherwise.
 func tableOf(s *skinet.InetSkEntry) (table string) {
 	switch {
 	case s.GetProto() == unix.IPPROTO_UDP:
@@ -143,6 +167,20 @@ func tableOf(s *skinet.InetSkEntry) (table string) {
 		table += "6"
 	}
 	return table
+}
+
+// listeners looks at the sockets that listen, by their table.
+func (l *looked) listeners(pid int, table string, sockets map[string]bool) error {
+	family := byte(unix.AF_INET)
+	if table == "tcp6" {
+		family = unix.AF_INET6
+	}
+	return host.Listeners(fmt.Sprintf("/proc/%d/ns/net", pid), family, func(inode, waiting uint32, keys bool) {
+		if sockets[strconv.FormatUint(uint64(inode), 10)] {
+			l.connections = l.connections || waiting > 0
+			l.keys = l.keys || keys
+		}
+	})
 }
 
 // waits reports whether something waits in one of the sockets, by their table.

@@ -17,9 +17,13 @@
 // GPUCKPT_ENDED names, in a restore, processes that have ended and what they have ended with, as " PID:STATUS".
 // CRIU 4.2 keeps the lower seven bits of a status.
 //
+// GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
+// sets their option IP_FREEBIND when it has bound them.
+//
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -240,4 +244,19 @@ EXPORTED void exit(int status)
 	snprintf(one, sizeof(one), " %d:%d ", getpid(), status | 0x80);
 	libc(list && strstr(list, one) ? status | 0x80 : status);
 	__builtin_unreachable();
+}
+
+EXPORTED int bind(int fd, const struct sockaddr *at, socklen_t size)
+{
+	const struct sockaddr_in *in = (const struct sockaddr_in *)at;
+	const char *list = getenv("GPUCKPT_FREE");
+	char name[INET_ADDRSTRLEN], one[32];
+	int yes = 1;
+
+	if (list && size == sizeof(*in) && at->sa_family == AF_INET && inet_ntop(AF_INET, &in->sin_addr, name, sizeof(name))) {
+		snprintf(one, sizeof(one), " %s:%d ", name, ntohs(in->sin_port));
+		if (strstr(list, one))
+			setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &yes, sizeof(yes));
+	}
+	return (int)syscall(SYS_bind, fd, at, size);
 }

@@ -4,6 +4,7 @@
 package admission
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"path"
@@ -163,6 +164,18 @@ func (e *Entries) core(m *criucore.CoreEntry) (string, error) {
 	// A spec's own score is set after the restore, if it is higher.
 	if score := m.GetTc().GetOomScoreAdj(); score < 0 && e.spec.Process.OOMScoreAdj == nil && int(score) < e.host.OOMScore && !e.has(unix.CAP_SYS_RESOURCE) {
 		return "oom score", fmt.Errorf("oom_score_adj is %d, and a new container's %d", score, e.host.OOMScore)
+	}
+	const pending = 11 // RLIMIT_SIGPENDING
+	if limits := m.GetTc().GetRlimits().GetRlimits(); len(limits) > pending && !image.Without("limits") {
+		waiting := uint64(0) // for lack of room the kernel refuses real-time signals alone
+		for _, s := range slices.Concat(m.GetTc().GetSignalsS().GetSignals(), m.GetThreadCore().GetSignalsP().GetSignals()) {
+			if info := s.GetSiginfo(); len(info) >= 4 && binary.NativeEndian.Uint32(info) >= 32 {
+				waiting++
+			}
+		}
+		if most := limits[pending].GetCur(); waiting > most {
+			return "limits", fmt.Errorf("%d signals wait for a process that may have %d (ulimit -i), and CRIU restores no more: try again when it has taken them", waiting, most)
+		}
 	}
 	if label := m.GetThreadCore().GetCreds().GetLsmSockcreate(); label != "" && label != e.spec.Process.SelinuxLabel {
 		return "lsm", fmt.Errorf("its sockets have the SELinux label %q, and the spec %q", label, e.spec.Process.SelinuxLabel)

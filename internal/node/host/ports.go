@@ -20,8 +20,34 @@ const (
 	diagIdentity     = 48 // bytes of struct inet_diag_sockid, which a message has from byte 4 on
 	diagMessage      = 72 // bytes of struct inet_diag_msg, the last 4 of them the inode
 	// ended are the states in which a connection waits for stray packets: TIME_WAIT and FIN_WAIT2.
-	ended = 1<<6 | 1<<5
+	ended     = 1<<6 | 1<<5
+	listening = 1 << 10
+	md5Keys   = 18 // INET_DIAG_MD5SIG
 )
+
+// Listeners calls do with the TCP sockets of a family that listen in a network namespace: by their inodes, with how
+// many connections wait in each, and whether it has keys (TCP_MD5SIG).
+func Listeners(namespace string, family byte, do func(inode, waiting uint32, keys bool)) error {
+	return InNetwork(namespace, func() error {
+		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		request := tcp(family, listening, nil)
+		request[2] = 1 << 1 // INET_DIAG_INFO, without which the kernel names no keys
+		return s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, request), func(m []byte) {
+			if len(m) < diagMessage {
+				return
+			}
+			keys := false
+			for kind := range NetlinkAttributes(m, diagMessage) {
+				keys = keys || kind == md5Keys
+			}
+			do(binary.NativeEndian.Uint32(m[diagMessage-4:]), binary.NativeEndian.Uint32(m[diagMessage-16:]), keys)
+		})
+	})
+}
 
 // FreePorts ends the TCP connections at some local ports of a network namespace (see Addresses) that no
 // program has any more. The kernel keeps them for a minute, and a port with them, which a socket
@@ -38,7 +64,7 @@ func FreePorts(namespace string, ports map[uint16]bool) error {
 			found, err := endedAt(s, family, ports)
 			for _, identity := range found {
 				if err == nil {
-					err = s.Ask(NetlinkMessage(sockDestroy, unix.NLM_F_ACK, tcp(family, identity)), func([]byte) {})
+					err = s.Ask(NetlinkMessage(sockDestroy, unix.NLM_F_ACK, tcp(family, ended, identity)), func([]byte) {})
 				}
 				if errors.Is(err, unix.ENOENT) {
 					err = nil // it has gone
@@ -52,18 +78,18 @@ func FreePorts(namespace string, ports map[uint16]bool) error {
 	})
 }
 
-// tcp returns a request about TCP connections that have ended.
-func tcp(family byte, identity []byte) []byte {
+// tcp returns a request about TCP sockets in some states.
+func tcp(family byte, states uint32, identity []byte) []byte {
 	request := make([]byte, diagRequest)
 	request[0], request[1] = family, unix.IPPROTO_TCP
-	binary.NativeEndian.PutUint32(request[4:], ended)
+	binary.NativeEndian.PutUint32(request[4:], states)
 	copy(request[8:], identity)
 	return request
 }
 
 // endedAt returns the identities of the connections of a family that FreePorts ends.
 func endedAt(s Netlink, family byte, ports map[uint16]bool) (found [][]byte, err error) {
-	err = s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, tcp(family, nil)), func(m []byte) {
+	err = s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, tcp(family, ended, nil)), func(m []byte) {
 		if len(m) < diagMessage {
 			return
 		}

@@ -28,6 +28,21 @@ func Identify(pid int) (Process, error) {
 	return Process{pid, start}, err
 }
 
+// EachStat calls do with the fields of /proc/PID/stat of processes, by their numbers in proc(5).
+func EachStat(list func() ([]int, error), do func(pid int, fields []string)) error {
+	pids, err := list()
+	for _, pid := range pids {
+		fields, serr := stat(pid)
+		if serr != nil && !Ended(serr) {
+			return serr
+		}
+		if serr == nil {
+			do(pid, fields)
+		}
+	}
+	return err
+}
+
 // stat returns the fields of /proc/PID/stat by their numbers in proc(5); 0 to 2 are empty: the second
 // one, the program's name, may hold spaces and parentheses.
 func stat(pid int) ([]string, error) {
@@ -36,7 +51,7 @@ func stat(pid int) ([]string, error) {
 		return nil, err
 	}
 	fields := append(make([]string, 3), strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))...)
-	if len(fields) < 23 {
+	if len(fields) < 39 {
 		return nil, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
 	}
 	return fields, nil
