@@ -196,6 +196,7 @@ func TestReasons(t *testing.T) {
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
+		{state: "full-maps", says: "vm.max_map_count"},
 		{state: "many-signals", says: "signals wait for a process that may have 4"},
 		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
 	} {
@@ -250,7 +251,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "free-bind", "without-vdso", "ghosts-name"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -345,10 +346,10 @@ func TestDifferent(t *testing.T) {
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "shared-port": "the kernel shares it out", "urgent": "without its mark",
-		"md5": "anybody can connect", "typed": "lost", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
+		"md5": "anybody can connect", "typed": "lost", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
 		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
-	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true}
+	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true}
 	for _, kind := range different.Kinds {
 		t.Run(kind.State, func(t *testing.T) {
 			if !slices.Contains(listed, kind.Row()) {

@@ -1795,6 +1795,60 @@ static const char *free_bind_same(void)
 	return at.sin_addr.s_addr == inet_addr("192.0.2.7") && value_of(a, IPPROTO_IP, IP_FREEBIND) == 1 ? "same" : "another address";
 }
 
+// A socket is bound to a group on one interface (mDNS).
+static void bound_group(void)
+{
+	struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_scope_id = 1};
+	inet_pton(AF_INET6, "ff02::fb", &at.sin6_addr);
+	a = (int)must(socket(AF_INET6, SOCK_DGRAM, 0));
+	must(bind(a, (void *)&at, sizeof at));
+}
+
+static const char *bound_group_same(void)
+{
+	struct sockaddr_in6 at;
+	socklen_t n = sizeof at;
+	must(getsockname(a, (void *)&at, &n));
+	return at.sin6_scope_id == 1 && at.sin6_addr.s6_addr[15] == 0xfb ? "same" : "another address";
+}
+
+// A process has as many mappings as it may.
+static void full_maps(void)
+{
+	enum { MOST = 1 << 17 };
+	char *at = mmap(NULL, MOST * 8192l, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	for (long i = 0; i < MOST && !mprotect(at + i * 8192, 4096, PROT_READ); i++)
+		;
+}
+
+// A socket that sends to all.
+static void broadcast(void)
+{
+	struct sockaddr_in at = {AF_INET, htons(9), {htonl(0x7fffffff)}, {0}};
+	a = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
+	set_value(a, SOL_SOCKET, SO_BROADCAST, 1);
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static const char *broadcast_same(void)
+{
+	return value_of(a, SOL_SOCKET, SO_BROADCAST) == 1 && send(a, "x", 1, 0) == 1 ? "same" : "it cannot send";
+}
+
+// A shell's descriptor that is open for both: exec 3<> <(:).
+static void both_ways(void)
+{
+	char name[64];
+	int p[2];
+	must(pipe(p));
+	must(snprintf(name, sizeof name, "/proc/self/fd/%d", p[0]));
+	a = (int)must(open(name, O_RDWR));
+	close(p[0]);
+	close(p[1]);
+}
+
+static const char *both_ways_same(void) { return (fcntl(a, F_GETFL) & O_ACCMODE) == O_RDWR ? "same" : "for reading"; }
+
 // More signals wait than may.
 static void many_signals(void)
 {
@@ -1960,6 +2014,10 @@ static const struct state {
 	{"small-queue", small_queue, small_queue_same},
 	{"md5", md5, md5_same},
 	{"free-bind", free_bind, free_bind_same},
+	{"broadcast", broadcast, broadcast_same},
+	{"both-ways", both_ways, both_ways_same},
+	{"bound-group", bound_group, bound_group_same},
+	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"without-vdso", without_vdso, without_vdso_same},
 	{"ghosts-name", ghosts_name, ghosts_name_same},

@@ -161,6 +161,8 @@ var causes = []cause{
 		"a program counts events of the processor or the kernel (perf_event_open), which CRIU cannot dump: end the profiler before the checkpoint"},
 	{[]string{"anon_inode:[userfaultfd]"},
 		"a program handles its own page faults (userfaultfd), which CRIU cannot dump: have it do without"},
+	{[]string{"remote_mprotect failed"},
+		"a process has as many mappings of memory as it may, and CRIU needs some more: raise the limit (sysctl vm.max_map_count), or have it map less"},
 	{[]string{"mqueue isn't empty"},
 		"there is a POSIX message queue, which CRIU cannot dump: remove it before the checkpoint (mq_unlink)"},
 	{[]string{"Can't dump file", "of that type"},

@@ -166,6 +166,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		if s.GetFamily() == unix.AF_INET && s.GetIpOpts().GetFreebind() && len(p.Free) < mostFree {
 			p.Free += " " + source(s).String()
 		}
+		if a := source(s).Addr(); s.Ifname == nil && (a.IsLinkLocalMulticast() || a.IsInterfaceLocalMulticast()) {
+			s.Ifname = s.GetOpts().SoBoundDev // CRIU notes none, and the kernel needs one
+		}
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
 		closed := uint32(unix.BPF_TCP_CLOSE)

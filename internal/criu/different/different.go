@@ -66,6 +66,7 @@ var Kinds = []Kind{
 	{"md5", "`TCP_MD5SIG` of a socket that listens", "gone", func(l *looked) bool { return l.keys }},
 	{"queued-events", "unread events of inotify", "lost", func(l *looked) bool { return l.events }},
 	{"watch-flags", "`IN_ONESHOT`, `IN_EXCL_UNLINK`", "off", func(l *looked) bool { return l.flags }},
+	{"both-ways", "a pipe open for both (`<>`)", "for reading", func(l *looked) bool { return l.both }},
 	{"undo", "`SEM_UNDO` of a System V semaphore", "not undone", func(l *looked) bool { return l.semaphores }},
 	{"locked-segment", "`SHM_LOCK`", "not locked", func(l *looked) bool { return l.locked }},
 	{"typed", "unread input of the container's terminal, half a line of another's", "lost", nil},
@@ -94,13 +95,14 @@ func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "
 
 // looked is what a container has of it.
 type looked struct {
-	datagrams, connections, keys, events, flags, semaphores, locked, exclusive, terminal, otherEnds bool
+	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, otherEnds bool
 }
 
 // Look returns what comes back different of a container, whose first process is given.
 func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []string, err error) {
 	var l looked
 	sockets, watches := make(map[string]map[string]bool), false // by their tables
+	pipes := make(map[uint32]bool)
 	err = image.EachOf(dumped, "files.img", func(m *fdinfo.FileEntry) error {
 		switch {
 		case m.GetIsk() != nil:
@@ -109,6 +111,9 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 				sockets[table] = make(map[string]bool)
 			}
 			sockets[table][strconv.FormatUint(uint64(m.GetIsk().GetIno()), 10)] = true
+		case m.GetPipe() != nil && m.GetPipe().GetFlags()&unix.O_WRONLY == 0 && !pipes[m.GetPipe().GetPipeId()]:
+			pipes[m.GetPipe().GetPipeId()] = true // the first that reads is what pipe(2) makes, the others are opened
+			l.both = l.both || m.GetPipe().GetFlags()&unix.O_RDWR != 0
 		case m.GetIfy() != nil:
 			watches = true
 			for _, w := range m.GetIfy().GetWd() {

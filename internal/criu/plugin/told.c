@@ -20,6 +20,8 @@
 // GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
 // sets their option IP_FREEBIND when it has bound them.
 //
+// A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
+//
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
 #define _GNU_SOURCE
@@ -259,4 +261,19 @@ EXPORTED int bind(int fd, const struct sockaddr *at, socklen_t size)
 			setsockopt(fd, IPPROTO_IP, IP_FREEBIND, &yes, sizeof(yes));
 	}
 	return (int)syscall(SYS_bind, fd, at, size);
+}
+
+EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
+{
+	int on = 1, off = 0;
+
+	if (!syscall(SYS_connect, fd, at, size))
+		return 0;
+	if (errno != EACCES || at->sa_family != AF_INET || setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &on, sizeof(on)))
+		return -1;
+	int result = (int)syscall(SYS_connect, fd, at, size);
+	int err = errno;
+	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &off, sizeof(off));
+	errno = err;
+	return result;
 }
