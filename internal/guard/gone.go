@@ -31,10 +31,9 @@ const longestGone = unix.NAME_MAX - 18
 
 // gone is a file that a dump has open and that was removed.
 type gone struct {
-	id    uint32
-	name  string
-	isDir bool
-	made  string // what CRIU adds to the name while it makes the file, which is nothing for a directory
+	id   uint32
+	name string
+	made string // what CRIU adds to the name while it makes the file, which is nothing for a directory
 }
 
 // goneNames returns other names for files that a dump has open and that were removed, by their numbers.
@@ -48,7 +47,7 @@ func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32
 	}
 	goneDirs := make(map[string]bool)
 	for _, g := range all {
-		if g.isDir {
+		if g.made == "" {
 			goneDirs[g.name] = true
 		}
 	}
@@ -65,7 +64,7 @@ func goneNames(spec *specs.Spec, dumped *criu.Images, rootfs string) (map[uint32
 		} else {
 			names[g.id] = g.name
 		}
-		if dir, base := path.Split(names[g.id]); !g.isDir && len(base) > longestGone {
+		if dir, base := path.Split(names[g.id]); g.made != "" && len(base) > longestGone {
 			names[g.id] = fmt.Sprintf("%s%s.%x%s", dir, base[:longestGone/2], g.id, removedSuffix)
 		}
 		at = append(at, names[g.id])
@@ -101,7 +100,7 @@ func goneFiles(dumped *image.Set) (all []gone, err error) {
 		if !is {
 			made = fmt.Sprintf(".cr.%x.ghost", m.GetRemapId())
 		}
-		removed[m.GetOrigId()] = gone{m.GetOrigId(), "", is, made}
+		removed[m.GetOrigId()] = gone{m.GetOrigId(), "", made}
 		return err
 	})
 	if err != nil {

@@ -38,10 +38,6 @@ func (e *Entries) inet(s *skinet.InetSkEntry) error {
 	if n := words[s.GetFamily()]; len(s.GetSrcAddr()) != n || len(s.GetDstAddr()) != n {
 		return fmt.Errorf("an address of the family %d has %d and %d words", s.GetFamily(), len(s.GetSrcAddr()), len(s.GetDstAddr()))
 	}
-	// CRIU names the interface for other addresses that are a link's own (sk-inet.c).
-	if a := s.GetSrcAddr()[0]; s.GetFamily() == unix.AF_INET6 && a&0xff == 0xff && (a>>8&0xf == 1 || a>>8&0xf == 2) {
-		return errors.New("it is bound to an IPv6 multicast address of one interface (ff02::), which CRIU cannot restore: have the program bind to all addresses (::) and join the group")
-	}
 	port := s.GetSrcPort()
 	if port > 65535 {
 		return fmt.Errorf("it has the port %d", port)
