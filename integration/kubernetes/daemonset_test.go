@@ -205,7 +205,7 @@ func TestDaemonSet(t *testing.T) {
 	}
 	// It cannot write to the root file systems of containers, which are mounted below.
 	roots := 0
-	for _, line := range strings.Split(read(t, fmt.Sprintf("/proc/%d/mountinfo", metricsPid(t))), "\n") {
+	for line := range strings.SplitSeq(read(t, fmt.Sprintf("/proc/%d/mountinfo", metricsPid(t))), "\n") {
 		f := strings.Fields(line)
 		if len(f) > 5 && strings.HasPrefix(f[4], "/run/containerd/io.containerd.runtime.v2.task/") {
 			roots++
