@@ -11,6 +11,7 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"slices"
+	"strconv"
 
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -131,14 +132,30 @@ func Refuse(list func() ([]int, error)) error {
 }
 
 // RefuseEnded refuses a process whose first thread has ended and others run on: runc takes a container with
-// such a first process for one that has ended, and CRIU dumps none.
+// such a first process for one that has ended, and CRIU dumps none. One that ends has others for a while, too: the
+// kernel first gives its memory back.
 func RefuseEnded(pid int) error {
 	status, err := proc.StatusOf(pid)
 	if err != nil || !status.Ended() || status.Number("Threads") < 2 {
 		return nil //nolint:nilerr // it has ended
 	}
+	goOn := false
+	_ = proc.EachStat(func() ([]int, error) { return proc.Threads(pid) }, func(tid int, fields []string) {
+		thread, err := proc.ThreadStatus(pid, tid)
+		goOn = goOn || err == nil && goesOn(fields[9], thread)
+	})
+	if !goOn {
+		return nil
+	}
 	return fmt.Errorf("the first thread of process %s has ended (pthread_exit in main) and others run on, which runc and CRIU cannot dump: have it wait for the others: %w",
 		proc.Describe(pid), errdefs.ErrFailedPrecondition)
+}
+
+// goesOn reports whether a thread neither ends nor is about to, by its flags (proc(5)) and its status.
+func goesOn(flags string, status proc.Status) bool {
+	const exiting = 4 // PF_EXITING of linux/sched.h
+	f, err := strconv.ParseUint(flags, 10, 64)
+	return err == nil && f&exiting == 0 && !status.Killed()
 }
 
 func refuse(pid int) error {

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 func TestDeny(t *testing.T) {
@@ -199,5 +200,20 @@ func TestRefuseEnded(t *testing.T) {
 	_ = cmd.Wait()
 	if err := Refuse(list); err != nil {
 		t.Errorf("the process has ended: %v", err)
+	}
+}
+
+// A thread that ends, or that SIGKILL ends, is none that runs on.
+func TestGoesOn(t *testing.T) {
+	for _, test := range []struct {
+		flags, pending string
+		want           bool
+	}{
+		{"4194304", "0000000000000000", true}, {"4194304", "0000000000000200", true},
+		{"4194308", "0000000000000000", false}, {"4194304", "0000000000000100", false},
+	} {
+		if got := goesOn(test.flags, proc.Status("SigPnd:\t"+test.pending+"\nShdPnd:\t0000000000000000\n")); got != test.want {
+			t.Errorf("%+v: %v", test, got)
+		}
 	}
 }
