@@ -42,7 +42,8 @@ func Uncovered(all []specs.Mount) (left []specs.Mount) {
 	at := func(m specs.Mount) string { return path.Clean("/" + m.Destination) }
 	for i, m := range all {
 		by := slices.IndexFunc(all[i+1:], func(o specs.Mount) bool { return at(o) == at(m) })
-		if by < 0 || slices.Contains(all[i+1+by].Options, "tmpcopyup") || // which takes what is in it
+		needs := func(option string) bool { return option == "tmpcopyup" || option == "remount" } // what is there
+		if by < 0 || slices.ContainsFunc(all[i+1+by].Options, needs) ||
 			slices.ContainsFunc(all[i+1:i+1+by], func(o specs.Mount) bool { return strings.HasPrefix(at(o)+"/", at(m)+"/") }) {
 			left = append(left, m)
 		}

@@ -38,7 +38,7 @@ func TestUncovered(t *testing.T) {
 	}
 	for all, want := range map[string]string{
 		"/a /b": "/a /b", "/dev /dev/shm /a /dev/shm/": "/dev /a /dev/shm/", "/a /a /a": "/a", "a /a/../a": "/a/../a",
-		"/a /a/b /a": "/a /a/b /a", "/a /ab /a": "/ab /a", "/a /a,tmpcopyup": "/a /a,tmpcopyup",
+		"/a /a/b /a": "/a /a/b /a", "/a /ab /a": "/ab /a", "/a /a,tmpcopyup": "/a /a,tmpcopyup", "/a /a,remount": "/a /a,remount",
 	} {
 		if got := Uncovered(mounts(all)); !reflect.DeepEqual(got, mounts(want)) {
 			t.Errorf("%s: %v, want %s", all, got, want)
