@@ -97,11 +97,13 @@ func TestEachOption(t *testing.T) {
 		{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE}, {unix.AF_INET, unix.SOCK_STREAM, 0}, {unix.AF_INET6, unix.SOCK_STREAM, 0},
 	} {
 		open := func() int {
-			fd, err := unix.Socket(kind.family, kind.kind|unix.SOCK_CLOEXEC, kind.protocol)
-			if err != nil {
-				t.Skip(err)
-			}
+			fd, _ := unix.Socket(kind.family, kind.kind|unix.SOCK_CLOEXEC, kind.protocol)
 			return fd
+		}
+		if fd := open(); fd >= 0 {
+			unix.Close(fd)
+		} else {
+			continue // which this kernel has not
 		}
 		for _, level := range []int{unix.SOL_SOCKET, unix.IPPROTO_IP, unix.IPPROTO_IPV6, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE} {
 			for number := range 96 {
