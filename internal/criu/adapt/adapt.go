@@ -13,6 +13,7 @@
 //     knows nothing of the restore: it becomes a socket without a connection, as CRIU's own switch makes it.
 //   - A socket that has the old pod's address gets the new one's. Elsewhere a UDP socket that is connected from an
 //     address which is not here, as to a name server, gets the one that leads there.
+//   - A socket that is bound to a multicast group of one link is bound to it by the link's name: CRIU notes none.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets
 //     them no longer: CRIU does not see the host's mounts.

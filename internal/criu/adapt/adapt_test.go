@@ -13,6 +13,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
@@ -230,5 +231,16 @@ func TestFree(t *testing.T) {
 	}
 	if p.Free != " 192.0.2.7:80" {
 		t.Errorf("%q", p.Free)
+	}
+}
+
+// A socket that is bound to a group of one link gets the link, and no other one.
+func TestLinkGroup(t *testing.T) {
+	for at, want := range map[string]string{"[ff02::fb]:5353": "eth0", "[ff01::1]:5353": "eth0", "[ff05::1]:5353": "", "[fd00::1]:5353": ""} {
+		f := socket(unix.IPPROTO_UDP, at, "")
+		f.Isk.Opts = &skopts.SkOptsEntry{SoBoundDev: new("eth0")}
+		if Make(Place{}, nil).Edit(f); f.Isk.GetIfname() != want {
+			t.Errorf("%s: %q", at, f.Isk.GetIfname())
+		}
 	}
 }
