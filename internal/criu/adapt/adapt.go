@@ -161,7 +161,8 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	switch {
 	case s == nil:
 	case !isConnection(s):
-		if !p.move(s) && s.GetProto() == unix.IPPROTO_UDP && s.GetDstPort() != 0 && !s.GetIpOpts().GetFreebind() {
+		outside := s.GetDstPort() != 0 && !p.own[destination(s).Addr()] // else its peer had the old address, which may be a stranger's
+		if !p.move(s) && s.GetProto() == unix.IPPROTO_UDP && outside && !s.GetIpOpts().GetFreebind() {
 			clear(s.SrcAddr) // the kernel chooses the address when it connects the socket, as it did
 		}
 		if s.GetFamily() == unix.AF_INET && s.GetIpOpts().GetFreebind() && len(p.Free) < mostFree {

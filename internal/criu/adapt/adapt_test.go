@@ -135,8 +135,8 @@ func TestConnections(t *testing.T) {
 		{"without a state", Place{Connections: true, Closed: true}, []*fdinfo.FileEntry{socket(tcp, "127.0.0.1:80", "127.0.0.1:81"), socket(tcp, "127.0.0.1:81", "127.0.0.1:80")},
 			[]string{"closed 0 0 [0] [0]", "closed 0 0 [0] [0]"}},
 		{"left as they are", Place{}, []*fdinfo.FileEntry{socket(tcp, "10.0.0.1:5000", "93.184.216.34:443")}, []string{"10.0.0.1:5000 93.184.216.34:443 in 1 words"}},
-		{"datagrams from an address that is not here", elsewhere, []*fdinfo.FileEntry{socket(udp, "10.0.0.1:5000", "8.8.8.8:53"), socket(udp, "10.0.0.9:5000", "8.8.8.8:53"), socket(udp, "10.0.0.1:53", "")},
-			[]string{"0.0.0.0:5000 8.8.8.8:53 in 1 words", "10.0.0.9:5000 8.8.8.8:53 in 1 words", "10.0.0.1:53 0.0.0.0:0 in 1 words"}},
+		{"datagrams from an address that is not here", elsewhere, []*fdinfo.FileEntry{socket(udp, "10.0.0.1:5000", "8.8.8.8:53"), socket(udp, "10.0.0.9:5000", "8.8.8.8:53"), socket(udp, "10.0.0.1:53", ""), socket(udp, "10.0.0.1:54", "10.0.0.1:53")},
+			[]string{"0.0.0.0:5000 8.8.8.8:53 in 1 words", "10.0.0.9:5000 8.8.8.8:53 in 1 words", "10.0.0.1:53 0.0.0.0:0 in 1 words", "10.0.0.1:54 10.0.0.1:53 in 1 words"}},
 		{"datagrams", moved, []*fdinfo.FileEntry{socket(udp, "10.0.0.1:53", "8.8.8.8:53"), socket(udp, "10.0.0.1:53", "10.0.0.1:54"), socket(udp, "0.0.0.0:53", ""), socket(udp, "239.1.1.1:53", "")},
 			[]string{"10.0.0.9:53 8.8.8.8:53 in 1 words", "10.0.0.9:53 10.0.0.9:54 in 1 words", "0.0.0.0:53 0.0.0.0:0 in 1 words", "239.1.1.1:53 0.0.0.0:0 in 1 words"}},
 	} {
