@@ -232,8 +232,8 @@ func readText(of form, f io.Reader) ([]byte, error) {
 // pipe is how runc writes a container's standard stream that is a pipe.
 var pipe = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`) })
 
-// deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device, or the
-// count of a semaphore (package openfiles). The plugin opens the container's own devices alone, which it
+// deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device, or what
+// an eventfd counts (package openfiles). The plugin opens the container's own devices alone, which it
 // knows from the shim.
 var deviceFile = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t(/[ -~]{1,254}|(semaphore|counter) [0-9]{1,20})\n$`)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package openfiles brings back what CRIU leaves out of a dump of open files: options of sockets and the
-// multicast groups that they are in, eventfds that are semaphores, removed segments of System V memory, and
-// how much a queue takes.
+// multicast groups that they are in, eventfds that CRIU would make others of, removed segments of System V
+// memory, and how much a queue takes.
 //
 // Save reads them when CRIU has dumped the processes and these still stand still, by copies of their
 // descriptors. What a socket has is noted in a file of its own beside CRIU's images. When CRIU holds the
