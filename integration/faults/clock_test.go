@@ -16,6 +16,7 @@ import (
 // wallClock are the files of the product with times of the wall clock, and what for. None waits by one.
 var wallClock = map[string]string{
 	"agent/kubectl-gpuckpt/commands.go":       "names of objects; when an event was, for a person",
+	"agent/cluster/migration.go":              "when a pod was to end, for a person",
 	"agent/cluster/schedule.go":               "schedules of people",
 	"cmd/gpuckpt/ps.go":                       "shown",
 	"images/checkpoint.go":                    "when a checkpoint was taken",
