@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpuckpt-agent runs on each node of a cluster and does what Checkpoint objects ask for, of
-// the pods of its node: the node's gpuckpt takes the checkpoint, makes the image and pushes it. With --controller it runs once in a cluster, on any node, and makes
-// Checkpoints: for Migrations, by schedules, and of pods that end.
+// the pods of its node: the node's gpuckpt takes the checkpoint, makes the image and pushes it. With
+// --controller it runs once in a cluster, on any node, and makes Checkpoints: for Migrations, by
+// schedules, and of pods that end.
 package main
 
 import (

@@ -88,8 +88,8 @@ const (
 )
 
 // pulls is a configuration with which a pull has eight layers at a time, where containerd's defaults hold, three and
-// one: GPU state is gigabytes in up to 128 layers. Configurations of version 3 are containerd 2.2's, which unpacks one:
-// with more, 2.2.0 to 2.2.2 bring back what later layers of an image remove (containerd's issue 13030).
+// one: GPU state is gigabytes in many layers. Configurations of version 3 are containerd 2.2's, which unpacks one at a
+// time. With more, 2.2.0 to 2.2.2 bring back what later layers of an image remove (containerd's issue 13030).
 func (s settings) pulls() (text string) {
 	has := s.Plugins[transfer]
 	if has.Downloads == 3 || has.Downloads == together {
