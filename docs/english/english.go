@@ -21,7 +21,7 @@ var words = []struct {
 }{
 	{regexp.MustCompile(`(?i)\b(go|goes|going|gone|went) on\b`), "continues, keeps running"},
 	{regexp.MustCompile(`(?i)\bbeside\b`), "while, next to, with, compared with"},
-	{regexp.MustCompile(`(?i)\b(keys?|signatures?|one) (which )?counts?\b|\bthat counts? (here|on (this|the) node)\b`), "is trusted"},
+	{regexp.MustCompile(`(?i)\b(keys?|signatures?) (that |which )?counts?\b|\bone (which )?counts?\b|\bthat counts? (here|on (this|the) node)\b`), "is trusted"},
 	{regexp.MustCompile(`(?i)\bout and (back )?in\b`), "checkpoint and restore"},
 	{regexp.MustCompile(`(?i)\bas ever\b`), "as before"},
 	{regexp.MustCompile(`(?i)\b(the|its) begin\b`), "the start"},
