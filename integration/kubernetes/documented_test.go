@@ -216,7 +216,7 @@ func TestConfigurations(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				for _, want := range []string{"runtimes.gpuckpt]", "runtimes.gpuckpt.options]", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'", "pod_annotations = ['dev.gpuckpt.*']", "SystemdCgroup = true", "max_concurrent_downloads = 8"} {
+				for _, want := range []string{"runtimes.gpuckpt]", "runtimes.gpuckpt.options]", "runtime_path = '/usr/local/bin/containerd-shim-gpuckpt-v2'", "pod_annotations = ['dev.gpuckpt.*']", "SystemdCgroup = true"} {
 					if !strings.Contains(string(out), want) {
 						t.Errorf("it has no %s", want)
 					}

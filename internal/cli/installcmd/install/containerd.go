@@ -65,8 +65,6 @@ type settings struct {
 	Version int      `toml:"version"`
 	Imports []string `toml:"imports"`
 	Plugins map[string]struct {
-		Downloads  int `toml:"max_concurrent_downloads"`
-		Unpacks    int `toml:"max_concurrent_unpacks"`
 		Containerd struct {
 			Default  string `toml:"default_runtime_name"`
 			Runtimes map[string]struct {
@@ -79,32 +77,7 @@ type settings struct {
 	} `toml:"plugins"`
 }
 
-// transfer is the plugin that pulls images, with its keys for how many layers it fetches and unpacks at a time.
-const (
-	transfer  = "io.containerd.transfer.v1.local"
-	downloads = "max_concurrent_downloads"
-	unpacks   = "max_concurrent_unpacks"
-	together  = 8
-)
-
-// pulls is a configuration with which a pull has eight layers at a time, where containerd's defaults hold, three and
-// one: GPU state is gigabytes in many layers. Configurations of version 3 are containerd 2.2's, which unpacks one at a
-// time. With more, 2.2.0 to 2.2.2 bring back what later layers of an image remove (containerd's issue 13030).
-func (s settings) pulls() (text string) {
-	has := s.Plugins[transfer]
-	if has.Downloads == 3 || has.Downloads == together {
-		text += fmt.Sprintf("  %s = %d\n", downloads, together)
-	}
-	if s.Version > 3 && (has.Unpacks == 1 || has.Unpacks == together) {
-		text += fmt.Sprintf("  %s = %d\n", unpacks, together)
-	}
-	if text == "" {
-		return ""
-	}
-	return fmt.Sprintf("\n[plugins.'%s']\n%s", transfer, text)
-}
-
-// systemdCgroup says whether runc's containers are in cgroups of systemd.
+// cri returns the settings of the CRI plugin.
 func (s settings) systemdCgroup() bool {
 	for _, plugin := range criPlugin {
 		cri := s.Plugins[plugin].Containerd
@@ -191,7 +164,7 @@ func (o Options) generated(c *changes, dir string) (file string, err error) {
 const header = "# Written by gpuckpt install; gpuckpt uninstall removes it.\n"
 
 // plain configures a containerd that reads its configuration as it is. It takes the first form with
-// which containerd's own dump shows the runtime and all else but pulls as before: containerd 2.2 drops what a
+// which containerd's own dump shows the runtime and all else as before: containerd 2.2 drops what a
 // file of version 2 says of CRI when an imported file is of version 3.
 func (o Options) plain(ctx context.Context, c *changes, config string) (file string, err error) {
 	before, _, err := o.dump(ctx, config)
@@ -206,7 +179,7 @@ func (o Options) plain(ctx context.Context, c *changes, config string) (file str
 	var why error
 	for _, imported := range []bool{true, false} { // already, or to be
 		for _, version := range []int{3, 2} {
-			why = c.write(file, header+fmt.Sprintf("version = %d\n\n", version)+o.dropIn(version, had.systemdCgroup())+had.pulls())
+			why = c.write(file, header+fmt.Sprintf("version = %d\n\n", version)+o.dropIn(version, had.systemdCgroup()))
 			if why == nil && !imported {
 				why = o.addImport(c, config, file)
 			}
@@ -243,8 +216,6 @@ func (o Options) means(ctx context.Context, config string, before map[string]any
 	}
 	for _, each := range []map[string]any{before, after} {
 		delete(each, "imports")
-		delete(table(each, "plugins", transfer), downloads)
-		delete(table(each, "plugins", transfer), unpacks)
 		for _, plugin := range criPlugin {
 			delete(table(each, "plugins", plugin, "containerd", "runtimes"), handler)
 		}

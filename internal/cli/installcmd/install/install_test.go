@@ -6,14 +6,11 @@ package install
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/pelletier/go-toml/v2"
 )
 
 // release makes a directory like that of a release, of a version.
@@ -351,30 +348,6 @@ func TestAddImport(t *testing.T) {
 		}
 		if data, _ := os.ReadFile(filepath.Join(root, config)); string(data) != c.had {
 			t.Errorf("%q came back as %q", c.had, data)
-		}
-	}
-}
-
-// A pull has more layers at a time where containerd's defaults hold, but containerd 2.2 unpacks one.
-func TestPulls(t *testing.T) {
-	const table = "[plugins.'" + transfer + "']\n"
-	for _, c := range []struct {
-		version, downloads, unpacks int
-		want                        string
-	}{
-		{4, 3, 1, "  max_concurrent_downloads = 8\n  max_concurrent_unpacks = 8\n"},
-		{4, 8, 8, "  max_concurrent_downloads = 8\n  max_concurrent_unpacks = 8\n"}, // by itself, before
-		{4, 3, 2, "  max_concurrent_downloads = 8\n"},
-		{4, 20, 2, ""},
-		{3, 3, 1, "  max_concurrent_downloads = 8\n"},
-		{3, 8, 8, "  max_concurrent_downloads = 8\n"},
-	} {
-		var has settings
-		if err := toml.Unmarshal(fmt.Appendf(nil, "version = %d\n%s%s = %d\n%s = %d\n", c.version, table, downloads, c.downloads, unpacks, c.unpacks), &has); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.TrimPrefix(has.pulls(), "\n"+table); got != c.want {
-			t.Errorf("of %+v, a pull has %q", c, got)
 		}
 	}
 }
