@@ -25,6 +25,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
+
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // Content returns a containerd's content store: that of Of, where there is one.
@@ -180,13 +182,14 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	}
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. For a snapshotter that puts
-// layers together afterwards (overlayfs, from containerd 2.2 on) it unpacks several at once, where
-// image.Unpack of containerd's client takes them one by one.
+// Unpack makes an image in containerd ready to run, unless it is. Layers of GPU state and CRIU's images are unpacked
+// several at once, for a snapshotter that puts layers together afterwards (overlayfs, from containerd 2.2 on). Those
+// below are unpacked one by one: several at once, containerd gives a directory that an archive lacks its own mode,
+// and not that of the layers below.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
 	unpacked, err := image.IsUnpacked(ctx, snapshotter)
 	if err == nil && !unpacked {
-		err = Walk(ctx, c, images.FilterPlatforms(images.ChildrenHandler(c.ContentStore()), image.Platform()), image.Target(), snapshotter)
+		err = unpackAll(ctx, c, image, snapshotter)
 	}
 	if err != nil {
 		return fmt.Errorf("unpack the image: %w", err)
@@ -194,11 +197,9 @@ func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshott
 	return nil
 }
 
-// Walk has a handler look at all of an image, which it may fetch. With a snapshotter's name each layer is
-// unpacked meanwhile, once the handler has it.
-func Walk(ctx context.Context, c *client.Client, handler images.Handler, image ocispec.Descriptor, snapshotter string) error {
-	if snapshotter == "" {
-		return images.Dispatch(ctx, handler, nil, image)
+func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapshotter string) error {
+	if !images.IsManifestType(image.Target().MediaType) {
+		return image.Unpack(ctx, snapshotter)
 	}
 	// The snapshots belong to nobody until the image's config names them.
 	ctx, release, err := c.WithLease(ctx)
@@ -206,6 +207,13 @@ func Walk(ctx context.Context, c *client.Client, handler images.Handler, image o
 		return err
 	}
 	defer func() { _ = release(context.WithoutCancel(ctx)) }() // it expires
+	below, err := oci.Below(ctx, c.ContentStore(), image.Target())
+	if err != nil {
+		return err
+	}
+	if err := client.NewImage(c, images.Image{Name: image.Name(), Target: below}).Unpack(ctx, snapshotter); err != nil {
+		return err
+	}
 	capabilities, err := c.GetSnapshotterCapabilities(ctx, snapshotter)
 	if err != nil {
 		return err
@@ -220,7 +228,8 @@ func Walk(ctx context.Context, c *client.Client, handler images.Handler, image o
 	if err != nil {
 		return err
 	}
-	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, image)
+	handler := images.FilterPlatforms(images.ChildrenHandler(c.ContentStore()), image.Platform())
+	err = images.Dispatch(ctx, unpacker.Unpack(handler), nil, image.Target())
 	if _, werr := unpacker.Wait(); err == nil {
 		err = werr
 	}

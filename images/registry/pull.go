@@ -25,8 +25,8 @@ import (
 // keepFor is how long containerd keeps what a pull that failed has fetched.
 const keepFor = 24 * time.Hour
 
-// Pull fetches the image into containerd and, with a snapshotter's name, unpacks it there while it
-// comes in. With a make, another image is made of it, which is unpacked in its place. It gets the name
+// Pull fetches the image into containerd and, with a snapshotter's name, unpacks it there.
+// With a make, another image is made of it, which is unpacked in its place. It gets the name
 // when it is complete, unless another image has it: then the error is localstore.ErrTaken. containerd
 // keeps what a pull that fails has fetched for a day, for the next pull of that name.
 func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string, make func(context.Context, ocispec.Descriptor) (ocispec.Descriptor, error)) (_ client.Image, _ *Result, err error) {
@@ -35,9 +35,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 			err = fmt.Errorf("pull %s: %w", s.Ref, err)
 		}
 	}()
-	meanwhile := ""
 	if make == nil {
-		meanwhile = snapshotter
 		if err := localstore.CheckFree(ctx, c, s.Ref, s.Image.Digest); err != nil {
 			return nil, nil, err
 		}
@@ -52,7 +50,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := localstore.Walk(ctx, c, fetch, image.Target, meanwhile); err != nil {
+	if err := cimages.Dispatch(ctx, fetch, nil, image.Target); err != nil {
 		return nil, nil, err
 	}
 	if make != nil {
@@ -64,7 +62,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	if err := localstore.Tag(ctx, c, s.Ref, image.Target); err != nil {
 		return nil, nil, err
 	}
-	if make != nil && snapshotter != "" {
+	if snapshotter != "" {
 		if err := localstore.Unpack(ctx, c, pulled, snapshotter); err != nil {
 			return nil, nil, err
 		}

@@ -4,6 +4,12 @@
 package registry
 
 import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,6 +18,8 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -69,6 +77,52 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	again.Expect(t, "verify", "bad=0")
 	again.Expect(t, "count", "102")
 	again.MustRemove(t)
+}
+
+// A directory that a layer's archive lacks is as the layers below have it, as where containerd's own clients pull.
+func TestLayerWithoutItsDirectory(t *testing.T) {
+	s := serve(t, false)
+	c := session.Own(t, harness.Options{})
+	program, err := bins.Path("gpuwork")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := harness.BuildImage(t.Context(), harness.ImageSpec{Files: map[string]string{"/usr/bin/gpuwork": program}, Guests: gpu.LibraryFiles()})
+	for _, entry := range []tar.Header{{Typeflag: tar.TypeDir, Name: "data/", Mode: 0o1777}, {Typeflag: tar.TypeReg, Name: "data/file", Mode: 0o644}} {
+		var archive bytes.Buffer
+		w := tar.NewWriter(&archive)
+		if err := errors.Join(err, w.WriteHeader(&entry), w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		layer, lerr := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(archive.Bytes())), nil })
+		if lerr != nil {
+			t.Fatal(lerr)
+		}
+		image, err = mutate.AppendLayers(image, layer)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "gpuckpt.test/two-layers:latest"
+	if err := c.Import(t.Context(), name, image); err != nil {
+		t.Fatal(err)
+	}
+	k := start(t, c, harness.RunSpec{Image: name}, "counter")
+	ref := s.ref("job:1")
+	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+	k.MustRemove(t)
+	gpuckpt(t, c, "image", "push", ref)
+	forget(t, c)
+	gpuckpt(t, c, "image", "pull", ref, "--snapshotter", c.Snapshotter())
+	r := resume(t, c, ref, k.Port)
+	pid, err := r.Pid(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is, err := os.Stat(fmt.Sprintf("/proc/%d/root/data", pid)); err != nil || is.Mode() != fs.ModeDir|fs.ModeSticky|0o777 {
+		t.Errorf("the directory is %v, %v", is.Mode(), err)
+	}
+	r.MustRemove(t)
 }
 
 // A container that is left running goes on before the image is made, and can be
