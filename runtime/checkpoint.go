@@ -204,7 +204,7 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 	return err
 }
 
-// dumpSigned dumps the processes, thaws those that are not to end, and signs what came of it.
+// dumpSigned dumps the processes and signs the dump. A container that is not to end resumes in between.
 func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err error) {
 	if k.sealer, err = trust.NewSealer(k.read, k.images.Path); err != nil {
 		return err

@@ -193,8 +193,8 @@ func isGoneDir(dumped *image.Set, id uint32) (is bool, err error) {
 // free returns a name for what is made anew: the name itself, or one like it where something else has the name
 // of a directory on the way, so that none can be made below it. made is what the name of a file has behind it while
 // CRIU makes it, empty for a directory. Nothing may have this name, or that of a directory itself: in a file system
-// that is not there yet, a directory gets another one. It is made in the last directory that is there: CRIU would
-// leave behind those that it makes on the way to a directory.
+// that is not there yet, a directory gets another one. It is made in the last directory that is there: CRIU does
+// not remove what it makes on the way to a directory.
 // Each part of a path is looked at once: a tenant's has up to two thousand.
 func (p *paths) free(name, made string, id uint32) (string, error) {
 	if !path.IsAbs(name) || path.Clean(name) != name {

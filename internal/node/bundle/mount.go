@@ -36,8 +36,8 @@ func ParseMount(s string) (m specs.Mount, _ error) {
 	return m, nil
 }
 
-// Uncovered returns a spec's mounts without those that a later one is mounted over, as ctr adds one at "/dev/shm/" to
-// that at "/dev/shm": nothing leads to them, and CRIU would have two mounts at one path.
+// Uncovered returns those of a spec's mounts that no later one covers: ctr adds one at "/dev/shm/" to that at
+// "/dev/shm". Nothing leads to a covered one, and CRIU would have two mounts at one path.
 func Uncovered(all []specs.Mount) (left []specs.Mount) {
 	at := func(m specs.Mount) string { return path.Clean("/" + m.Destination) }
 	for i, m := range all {

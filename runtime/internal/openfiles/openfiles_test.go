@@ -76,8 +76,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// others are options that CRIU restores, those of TCP that say nothing of a socket that is not connected,
-// those that do not stay, and IP_OPTIONS, which is no number.
+// others are options that the test leaves out. CRIU restores them, or they have a meaning for connections alone, or
+// they do not stay. IP_OPTIONS is no number.
 var others = map[int][]int{
 	unix.SOL_SOCKET: {
 		unix.SO_REUSEADDR, unix.SO_DONTROUTE, unix.SO_BROADCAST, unix.SO_SNDBUF, unix.SO_RCVBUF, unix.SO_NO_CHECK, unix.SO_REUSEPORT,

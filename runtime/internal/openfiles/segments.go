@@ -56,8 +56,8 @@ func ReadSystemV(dumped *image.Set) (all SystemV, err error) {
 	return all, errors.Join(err, verr, merr)
 }
 
-// Restore has a process that may do so remove each segment again, and bound each queue. The error names those that
-// are not as they were; init is the container's first process.
+// Restore removes each segment again and bounds each queue, by a process that may. The error names those of which
+// it did not; init is the container's first process.
 func (all SystemV) Restore(init int, list func() ([]int, error), gate held.Gate) error {
 	if len(all.removed)+len(all.rooms) == 0 {
 		return nil

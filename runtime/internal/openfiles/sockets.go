@@ -185,7 +185,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	if err != nil {
 		return err
 	}
-	if err := saveSemaphores(dir, dumped, inside); err != nil {
+	if err := saveEventfds(dir, dumped, inside); err != nil {
 		return err
 	}
 	file := filepath.Join(dir, image.SocketsName)
@@ -335,7 +335,7 @@ func (s socket) restore(pid int, processes *held.Processes, networks *networks) 
 		})
 	}
 	now := readOptions(fd)
-	// In order: some options set others as well, SO_TIMESTAMPING those that came before SO_TIMESTAMPING_NEW.
+	// By their numbers: some options set others as well, as those for time stamps do.
 	for _, o := range slices.SortedFunc(maps.Keys(s.values), option.compare) {
 		value := s.values[o]
 		if is, has := now[o]; !has || bytes.Equal(is, value) {

@@ -19,12 +19,12 @@ import (
 
 const filesImage = "files.img"
 
-// saveSemaphores has a dump make eventfds of processes anew by gpuckpt's plugin, if they are semaphores, or count
+// saveEventfds has a dump make eventfds of processes anew by gpuckpt's plugin, if they are semaphores, or count
 // further than 32 bits, which CRIU cuts off. inside are the processes, by their own count.
-func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
+func saveEventfds(dir string, dumped *image.Set, inside map[int]int) error {
 	ids := make(map[uint32]string)
 	for number, pid := range inside {
-		fds, err := semaphores(pid)
+		fds, err := eventfds(pid)
 		if err == nil && len(fds) > 0 {
 			err = filesOf(dumped, number, fds, ids)
 		}
@@ -67,8 +67,8 @@ func saveSemaphores(dir string, dumped *image.Set, inside map[int]int) error {
 	return err
 }
 
-// semaphores returns the descriptors of a process that are semaphores, or far counters, by the plugin's words.
-func semaphores(pid int) (fds map[int]string, err error) {
+// eventfds returns the descriptors of a process that are semaphores, or far counters, by the plugin's words.
+func eventfds(pid int) (fds map[int]string, err error) {
 	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]")
 	if err != nil && !proc.Ended(err) {
 		return nil, err
