@@ -1140,28 +1140,37 @@ static void from_memory(void)
 	usleep(200000);
 }
 
-// A System V segment whose id is the inode of a memfd.
-static void same_number(void)
+// The inode of a new memfd in a.
+static int numbered(void)
 {
-	enum { MANY = 3000 };
-	int ids[MANY], found = 0;
 	struct stat st;
+	close(a);
 	a = (int)must(memfd_create("number", 0));
 	must(fstat(a, &st));
-	while ((ids[0] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600))) < (int)st.st_ino + 500)
-		must(shmctl(ids[0], IPC_RMID, NULL));
-	for (int i = 1; i < MANY; i++)
-		ids[i] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
-	for (int tries = 0; !found && tries < 1000000; tries++) {
-		close(a);
-		a = (int)must(memfd_create("number", 0));
-		must(fstat(a, &st));
-		for (int i = 0; i < MANY && !found; i++)
-			found = ids[i] == (int)st.st_ino ? ids[i] : 0;
+	return (int)st.st_ino;
+}
+
+// A System V segment whose id is the inode of a memfd. Inodes rise by one, and by a thousand where
+// another processor takes some; ids rise by 32,768 as long as no other segment is there.
+static void same_number(void)
+{
+	enum { MANY = 3000, AHEAD = 2 * MANY };
+	int ids[MANY], found = 0;
+	a = -1;
+	for (int tries = 0; !found && tries < 100; tries++) {
+		while ((ids[0] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600))) < numbered() + AHEAD)
+			must(shmctl(ids[0], IPC_RMID, NULL));
+		for (int i = 1; i < MANY; i++)
+			ids[i] = (int)must(shmget(IPC_PRIVATE, 4096, IPC_CREAT | 0600));
+		for (int inode = 0; !found && inode < ids[MANY - 1];) {
+			inode = numbered();
+			for (int i = 0; i < MANY && !found; i++)
+				found = ids[i] == inode ? inode : 0;
+		}
+		for (int i = 0; i < MANY; i++)
+			must(ids[i] == found ? 0 : shmctl(ids[i], IPC_RMID, NULL));
 	}
 	must(found ? ftruncate(a, 4096) : -1);
-	for (int i = 0; i < MANY; i++)
-		must(ids[i] == found ? 0 : shmctl(ids[i], IPC_RMID, NULL));
 	must(shmat(found, NULL, 0) == (void *)-1 ? -1 : 0);
 }
 
