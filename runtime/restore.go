@@ -77,6 +77,7 @@ type restoring struct {
 	watches told.Watches
 	gate    *criu.Gate
 	watch   *criu.Watch
+	first   int           // a pidfd of the first process, for when no file can be opened any more; -1 before it is there
 	within  time.Duration // that CRIU may take, from since on
 	since   time.Time
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
@@ -117,6 +118,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	defer func() { removed = c.removeRestoreDir(context.WithoutCancel(ctx)) }()
 	defer c.restore.close()
 	defer func() { k.from.Close() }()
+	k.first = -1
+	defer func() { _ = unix.Close(k.first) }()
 	if err := c.restore.reopen(); err != nil {
 		return nil, err
 	}
@@ -204,6 +207,7 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	}()
 	if pid, err := k.gate.Await(ended, k.within); err == nil {
 		k.c.pid = pid
+		k.first, _ = unix.PidfdOpen(pid, 0) // where that fails, so will a step before the gate opens
 		// From here on there is something that a crash would leave.
 		if err := flushed(); err != nil {
 			return 0, sequence.Join(err, k.kill(context.WithoutCancel(ctx)))
@@ -236,6 +240,9 @@ func (k *restoring) awaitRunc() error {
 	}
 	if err != nil {
 		k.c.pid = 0
+		if k.first >= 0 {
+			_ = unix.PidfdSendSignal(k.first, unix.SIGKILL, nil, 0) // or it has ended
+		}
 		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
 		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
 	}

@@ -419,7 +419,7 @@ var during = map[string][]string{
 // has reports whether there is the process at a place.
 func (p Place) has(process string) bool {
 	s := p.Scenario
-	if process == Mover && !s.Kept {
+	if process == Mover && s.Way != Kept || process == Worker && s.Way == Driver {
 		return false
 	}
 	if p.Moment == "during" {
@@ -485,7 +485,7 @@ func (p Place) sampled() bool {
 // behind it does.
 func (p Place) writesDisk() bool {
 	switch p.Scenario.Name {
-	case "checkpoint", "checkpoint-stop":
+	case "checkpoint", "checkpoint-stop", "checkpoint-window":
 		return slices.Contains([]string{"save GPU state", "dump", "admit", "store GPU state", "write metadata"}, p.Step)
 	case "checkpoint-kept", "checkpoint-kept-stop":
 		return p.Step == drains

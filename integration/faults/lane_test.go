@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -48,8 +49,10 @@ type lane struct {
 	disk *disk
 	// pid is the program's, shim its shim's.
 	pid, shim int
-	// keeps says that its program has the interposer, whose GPU memory is kept in a checkpoint.
-	keeps bool
+	// way is that of its GPU memory.
+	way Way
+	// other is its spec for another GPU, with which the next restore is made; nil where the way is not Other.
+	other *specs.Spec
 	// life counts the containers of the lane.
 	life int
 	// broken says that a fault has left what no next one can begin with.
@@ -59,24 +62,22 @@ type lane struct {
 }
 
 // newLane starts a container, and takes a checkpoint that all can go back to.
-func newLane(t testing.TB, id string, keeps bool) *lane {
+func newLane(t testing.TB, id string, way Way) *lane {
 	t.Helper()
-	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100, keeps: keeps}
-	if err := os.MkdirAll(l.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	size := "size=64m" // so that it can be filled up
-	if session.GPU.Kind == harness.RealGPU {
-		size = "size=4g"
-	}
-	if err := unix.Mount("tmpfs", l.dir, "tmpfs", 0, size); err != nil {
+	l := &lane{dir: filepath.Join(shared.Dir(), id), count: 100, way: way}
+	if err := l.mount(t); err != nil {
 		t.Fatal(err)
 	}
 	// It outlives the test, and goes with its containerd.
 	spec, workload := harness.RunSpec{ID: id, GPUs: []int{0}}, []string{"counter"}
-	if keeps { // pieces of memory that the interposer makes, as large as such are at least
+	switch way {
+	case Kept: // pieces of memory that the interposer makes, as large as such are at least
 		spec.Annotations = map[string]string{annotations.Interposer: "true"}
 		workload = []string{"pattern", "--bytes", "8M", "--chunks", "2"}
+	case Window: // more than goes through at a time
+		workload = []string{"pattern", "--bytes", "64M", "--chunks", "2"}
+	case Other: // which says on which GPU it is
+		workload = []string{"pattern", "--bytes", "2M", "--chunks", "1"}
 	}
 	k, err := shared.Run(session.Context(), harness.Gpuwork(t, spec, workload...))
 	if err != nil {
@@ -85,8 +86,78 @@ func newLane(t testing.TB, id string, keeps bool) *lane {
 	l.k = k
 	l.counts(t)
 	l.found(t)
+	if way == Other {
+		spec.ID, spec.Port, spec.GPUs = id+"-spec", k.Port, []int{1}
+		l.other = specOf(t, harness.Gpuwork(t, spec, workload...), id)
+		before := l.k.Answer(t, "info")
+		defer func() {
+			if now := l.k.Answer(t, "info"); now == before {
+				t.Fatalf("it is on the same GPU: %s", now)
+			}
+		}()
+	}
 	l.cycle(t)
+	files, err := filepath.Glob(filepath.Join(l.last, "gpu-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if through := strings.Contains(shared.Log(), "written through to the disk"); way == Window && !through {
+		t.Fatalf("nothing is written through to the disk:\n%s", l.log())
+	}
+	if (way == Driver) != (len(files) == 0) {
+		t.Fatalf("the way is %q, and the checkpoint has the files %q", way, files)
+	}
 	return l
+}
+
+// mount makes the lane's directory: in memory or, for the way through a window, on a disk. It has little
+// room, so that it can be filled up.
+func (l *lane) mount(t testing.TB) error {
+	if err := os.MkdirAll(l.dir, 0o700); err != nil {
+		return err
+	}
+	size := int64(64 << 20)
+	if session.GPU.Kind == harness.RealGPU {
+		size = 4 << 30
+	}
+	if l.way != Window {
+		return unix.Mount("tmpfs", l.dir, "tmpfs", 0, fmt.Sprintf("size=%d", size))
+	}
+	file := filepath.Join(harness.DiskDir(t), "disk") // which goes when it is unmounted
+	for _, args := range [][]string{
+		{"truncate", "--size", strconv.FormatInt(4*size, 10), file},
+		{"mkfs.ext4", "-q", file},
+		{"mount", "-t", "ext4", "-o", "loop", file, l.dir},
+	} {
+		if text, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%q: %w: %s", args, err, text)
+		}
+	}
+	return nil
+}
+
+// specOf is the spec that a container has when it is made so, with the cgroup of another.
+func specOf(t testing.TB, like harness.RunSpec, id string) *specs.Spec {
+	t.Helper()
+	k, err := shared.Create(t.Context(), like)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := k.Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec, err := container.Spec(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec.Linux.CgroupsPath = filepath.Join(filepath.Dir(spec.Linux.CgroupsPath), id)
+	return spec
 }
 
 // counts checks that the program counts on, and with the right number.
@@ -94,7 +165,7 @@ func (l *lane) counts(t testing.TB) {
 	t.Helper()
 	l.count++
 	l.k.Expect(t, "count", strconv.Itoa(l.count))
-	if l.keeps {
+	if l.way == Kept || l.way == Window || l.way == Other {
 		l.k.Expect(t, "verify", "bad=0")
 	}
 }
@@ -263,6 +334,16 @@ func (l *lane) restore(ctx context.Context, c *client.Client, dir string) error 
 	container, err := c.LoadContainer(ctx, l.k.ID)
 	if err != nil {
 		return err
+	}
+	if l.other != nil { // from one GPU to the other, and back
+		last, err := container.Spec(ctx)
+		if err == nil {
+			err = container.Update(ctx, client.UpdateContainerOpts(client.WithSpec(l.other)))
+		}
+		if err != nil {
+			return err
+		}
+		l.other = last
 	}
 	task, err := container.NewTask(ctx, cio.LogFile(filepath.Join(shared.Dir(), "logs", l.k.ID+".log")), client.WithRestoreImagePath(dir))
 	if err != nil {

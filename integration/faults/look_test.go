@@ -139,11 +139,11 @@ func describe(pids []int) string {
 }
 
 // openFiles are what a process has open, sockets and pipes without their numbers. Left out are
-// descriptors of processes, which Go's garbage collector closes.
+// descriptors of processes and of their memory, which Go's garbage collector closes.
 func openFiles(pid int) (files []string) {
 	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	for _, fd := range fds {
-		if name, err := os.Readlink(fd); err == nil && name != "anon_inode:[pidfd]" {
+		if name, err := os.Readlink(fd); err == nil && name != "anon_inode:[pidfd]" && filepath.Base(name) != "mem" {
 			kind, _, _ := strings.Cut(name, ":[")
 			files = append(files, kind)
 		}

@@ -21,6 +21,9 @@ checks that
   or lease is left;
 - the next checkpoint works, and its restore.
 
+GPU memory goes its usual [way](../decisions/0042-mechanisms.md). Four others are tried in the steps
+that differ: the driver alone, a window to a disk, kept on the GPU, back on another GPU.
+
 A fault never makes a checkpoint wrong: it is complete, or there is none.
 [how-it-works.md](how-it-works.md) explains the steps,
 [troubleshooting.md](../troubleshooting.md) the errors.
@@ -32,6 +35,8 @@ after a minute. A driver that does nothing has ` + "`stall_timeout`" + `, GPU me
 
 ## What is not made
 
+- **GPU state still arrives, or a mover has filled GPU memory beforehand.** These restores have tests of
+  their own: TestDisturbedArrival, TestInterruptedArrival and TestInterposerPrefilled.
 - **The wall clock jumps.** No wait uses it, which a test of the product's source checks. containerd
   ends leases by it: a jump of a day can end that of an image that is being built.
 - **The private copy of CRIU's images is full.** A unit test reaches its bound.

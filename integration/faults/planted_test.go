@@ -20,7 +20,7 @@ func TestPlanted(t *testing.T) {
 		{"suspend", "save GPU state", "resume", "the container is paused, error <nil>; want it to run"},
 	} {
 		t.Run(planted.undo, func(t *testing.T) {
-			l := newLane(t, fmt.Sprintf("planted-%d-%d", rounds, i), false)
+			l := newLane(t, fmt.Sprintf("planted-%d-%d", rounds, i), Steered)
 			// An undo that fails before it begins is left out. The table allows it to need another try; a
 			// step that says that it was undone must have been.
 			cell := Cell{Outcome: Back}

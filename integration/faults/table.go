@@ -63,14 +63,28 @@ type Scenario struct {
 	// InTurn says that the node has memory for one operation, and that another one has it at first. Of
 	// the steps only these are walked.
 	InTurn bool
-	// Kept says that the program has GPU memory of the interposer, which is kept on the GPU and which a
-	// mover copies beside the rest. Only what is about the mover is walked, see kept.
-	Kept bool
+	// Way is how GPU memory leaves its process and comes back.
+	Way Way
+	// Only are the steps that are walked; nil for all.
+	Only []string
 	// Paused says that the client has paused the container before.
 	Paused bool
 	// Stops says that the operation ends the container.
 	Stops bool
 }
+
+// Way is how GPU memory leaves its process and comes back (docs/decisions/0042-mechanisms.md). On any but the
+// first only that is walked which differs.
+type Way string
+
+// The ways.
+const (
+	Steered Way = ""          // the driver copies into a file in memory
+	Driver  Way = "driver"    // the driver alone: CRIU dumps its copy
+	Window  Way = "window"    // into a file on a disk, of which little is in memory at a time
+	Kept    Way = "kept"      // an interposer keeps it on the GPU, and a mover copies it beside the rest, see kept
+	Other   Way = "other GPU" // as the first, and back on another GPU
+)
 
 // Undo is a step of the way back.
 type Undo struct{ Name, After string }
@@ -92,14 +106,15 @@ func Scenarios() []Scenario {
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}
 	keeps := []string{"dump", drains}
 	turn := func(middle string) []string { return []string{waits, middle, gives} }
+	leave := append(slices.Clip(begin), finish...)
 	return []Scenario{
 		{
 			Name: "checkpoint", Words: "a checkpoint that leaves the container running", Operation: "checkpoint",
-			Steps: append(slices.Clip(begin), finish...), Undos: back("dump"), Completes: "write metadata",
+			Steps: leave, Undos: back("dump"), Completes: "write metadata",
 		},
 		{
 			Name: "checkpoint-stop", Words: "a checkpoint that ends the container", Operation: "checkpoint",
-			Steps: append(append(slices.Clip(begin), finish...), "stop"), Undos: back("store GPU state"), Completes: "write metadata", Stops: true,
+			Steps: append(slices.Clip(leave), "stop"), Undos: back("store GPU state"), Completes: "write metadata", Stops: true,
 		},
 		{Name: "restore", Words: "a restore", Operation: "restore", Steps: restore, Undos: []Undo{{"kill", "restore GPU state"}}},
 		{
@@ -137,19 +152,35 @@ func Scenarios() []Scenario {
 		},
 		{
 			Name: "checkpoint-kept", Words: "a checkpoint with the interposer that leaves the container running", Operation: "checkpoint",
-			Steps: keeps, Kept: true,
+			Steps: keeps, Way: Kept,
 		},
 		{
 			Name: "checkpoint-kept-stop", Words: "a checkpoint with the interposer that ends the container", Operation: "checkpoint",
-			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Stops: true,
+			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Way: Kept, Stops: true,
 		},
 		{
 			Name: "checkpoint-kept-paused", Words: "a checkpoint with the interposer of a container that the client has paused", Operation: "checkpoint",
-			Steps: keeps, Kept: true, Paused: true,
+			Steps: keeps, Way: Kept, Paused: true,
 		},
 		{
 			Name: "checkpoint-kept-paused-stop", Words: "a checkpoint with the interposer that ends a container that the client has paused", Operation: "checkpoint",
-			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Kept: true, Paused: true, Stops: true,
+			Steps: keeps, Undos: []Undo{{"give GPU state back", drains}}, Way: Kept, Paused: true, Stops: true,
+		},
+		{
+			Name: "checkpoint-driver", Words: "a checkpoint by the driver alone", Operation: "checkpoint", Way: Driver,
+			Steps: leave, Only: []string{"save GPU state", "dump"}, Undos: []Undo{{"give GPU state back", "dump"}}, Completes: "write metadata",
+		},
+		{
+			Name: "restore-driver", Words: "a restore by the driver alone", Operation: "restore", Way: Driver,
+			Steps: restore, Only: []string{"restore processes", "restore GPU state"}, Undos: []Undo{{"kill", "restore GPU state"}},
+		},
+		{
+			Name: "checkpoint-window", Words: "a checkpoint that writes GPU state through to a disk", Operation: "checkpoint", Way: Window,
+			Steps: leave, Only: []string{"save GPU state", "dump", "store GPU state"}, Undos: []Undo{{"give GPU state back", "dump"}}, Completes: "write metadata",
+		},
+		{
+			Name: "restore-other", Words: "a restore on another GPU", Operation: "restore", Way: Other,
+			Steps: restore, Only: []string{"device nodes", "map GPU state", "restore GPU state"}, Undos: []Undo{{"kill", "restore GPU state"}},
 		},
 		{Name: "image", Words: "`gpuckpt checkpoint --image --leave-running`", Operation: Command, Steps: []string{"dump", "image"}},
 		{Name: "push", Words: "`gpuckpt image push`", Operation: Command, Steps: []string{"push"}},
@@ -228,6 +259,9 @@ func (p Place) completed() bool {
 func Places() (all []Place) {
 	for _, s := range Scenarios() {
 		for _, step := range s.Steps {
+			if s.Only != nil && !slices.Contains(s.Only, step) {
+				continue
+			}
 			moments := []string{"begin", "end", "during"}
 			switch {
 			case s.Operation == Command:
@@ -236,7 +270,7 @@ func Places() (all []Place) {
 				moments = []string{"during"} // the rest is walked without a turn
 			case s.InTurn:
 				moments = []string{"begin", "end"}
-			case s.Kept && step != drains:
+			case s.Way == Kept && step != drains:
 				moments = []string{"during"} // the rest is walked without a mover
 			}
 			for _, moment := range moments {
@@ -292,7 +326,7 @@ func Cells() (all []Cell) {
 			if p.Scenario.InTurn && !inTurn(p, f) {
 				continue
 			}
-			if p.Scenario.Kept && !kept(p, f) {
+			if p.Scenario.Way == Kept && !kept(p, f) {
 				continue
 			}
 			if outcome, made := f.Outcome(p); made && f.Command == (p.Scenario.Operation == Command) {
