@@ -35,8 +35,8 @@ after a minute. A driver that does nothing has ` + "`stall_timeout`" + `, GPU me
 
 ## What is not made
 
-- **GPU state still arrives, or a mover has filled GPU memory beforehand.** These restores have tests
-  of their own: TestDisturbedArrival, TestInterruptedArrival and TestInterposerPrefilled.
+- **GPU state still arrives, or a mover has filled GPU memory beforehand.** These restores have
+  tests of their own: TestDisturbedArrival, TestInterruptedArrival, TestInterposerPrefilled.
 - **The wall clock jumps.** No wait uses it, which a test of the product's source checks. containerd
   ends leases by it: a jump of a day can end that of an image that is being built.
 - **The private copy of CRIU's images is full.** A unit test reaches its bound.
