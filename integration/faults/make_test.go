@@ -270,7 +270,7 @@ var makers = map[string]func(*hit) string{
 		if harness.CgroupVersion() == 2 {
 			limit, usage = "memory.max", "memory.current"
 		}
-		h.limit(shared.StagingCgroup("staging"), limit, usage)
+		h.limit(shared.StagingCgroup(h.l.way.cgroup()), limit, usage)
 		return ""
 	},
 	"disk-full":       func(h *hit) string { return h.fill(h.l.dir, 0) },
