@@ -18,12 +18,13 @@ import (
 var installed = []string{"bin", "lib/gpuckpt", "share/doc/gpuckpt", "share/man/man1"}
 
 // copyTree copies the source below the prefix: every file beside its place first, then all by
-// rename. It returns the files, as the node sees them. On an error no file has changed, unless a
-// rename failed.
-func (o Options) copyTree(r *record, result *Result) (files []string, err error) {
+// rename. The record has the files then, as the node sees them. What they replace stays beside them until end.
+func (c *changes) copyTree() (err error) {
+	o, r := c.o, c.record
 	if _, err := os.Stat(filepath.Join(o.Source, "bin", ShimName)); err != nil {
-		return nil, fmt.Errorf("%s is no release of gpuckpt: %w", o.Source, err)
+		return fmt.Errorf("%s is no release of gpuckpt: %w", o.Source, err)
 	}
+	var files []string
 	staged := map[string]string{}
 	defer func() {
 		for _, temp := range staged {
@@ -51,8 +52,12 @@ func (o Options) copyTree(r *record, result *Result) (files []string, err error)
 			return err
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
+	}
+	r.Files = slices.Compact(slices.Sorted(slices.Values(slices.Concat(files, r.Files))))
+	if err := o.writeRecord(r); err != nil { // for an Uninstall after this is killed
+		return err
 	}
 	// The shim comes last: whoever starts it finds the rest.
 	order := slices.Clone(files)
@@ -62,13 +67,72 @@ func (o Options) copyTree(r *record, result *Result) (files []string, err error)
 		if temp == "" {
 			continue
 		}
+		kept := beside(o.at(target), "old")
+		_ = os.Remove(kept)
+		if err := os.Link(o.at(target), kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		c.programs = append(c.programs, target)
 		if err := os.Rename(temp, o.at(target)); err != nil {
-			return nil, err
+			return err
 		}
 		delete(staged, target)
-		result.Changed = append(result.Changed, target)
+		c.result.Changed = append(c.result.Changed, target)
 	}
-	return files, nil
+	r.Files = files
+	return nil
+}
+
+// putBack makes the programs what they were before copyTree.
+func (c *changes) putBack() (err error) {
+	for _, target := range slices.Backward(c.programs) {
+		path := c.o.at(target)
+		failed := os.Rename(beside(path, "old"), path)
+		if errors.Is(failed, fs.ErrNotExist) {
+			failed = os.Remove(path)
+		}
+		if !errors.Is(failed, fs.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+		c.o.removeBeside(target)
+	}
+	c.programs = nil
+	return err
+}
+
+// end ends an Install: with an error the node becomes what it was.
+func (c *changes) end(old record, err error) error {
+	if err == nil {
+		for _, file := range c.record.Files {
+			c.o.removeBeside(file)
+		}
+		return nil
+	}
+	if failed := errors.Join(c.rollback(), c.putBack()); failed != nil {
+		return errors.Join(err, failed, c.o.writeRecord(c.record)) // for Uninstall
+	}
+	said, failed := old.Version+" stays installed", error(nil)
+	if old.Prefix != "" {
+		failed = c.o.writeRecord(&old)
+	} else if said, failed = "the node is as it was", os.Remove(c.o.at(c.o.Record)); errors.Is(failed, fs.ErrNotExist) {
+		failed = nil
+	}
+	for _, dir := range slices.Backward(c.record.Dirs[len(old.Dirs):]) {
+		_ = os.Remove(c.o.at(dir))
+	}
+	return errors.Join(fmt.Errorf("%w; %s", err, said), failed)
+}
+
+// beside returns where a file's next or last content is meanwhile: "new" or "old".
+func beside(path, what string) string {
+	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpuckpt-"+what)
+}
+
+// removeBeside removes what an Install that was killed has left beside a program.
+func (o Options) removeBeside(file string) {
+	for _, what := range []string{"new", "old"} {
+		_ = os.Remove(beside(o.at(file), what))
+	}
 }
 
 func boolRank(name string) int {
@@ -92,7 +156,7 @@ func (o Options) stage(r *record, from, target string) (temp string, err error) 
 		if now, _ := os.Readlink(o.at(target)); err != nil || now == link {
 			return "", err
 		}
-		temp = o.at(target) + ".gpuckpt-new"
+		temp = beside(o.at(target), "new")
 		_ = os.Remove(temp)
 		return temp, os.Symlink(link, temp)
 	}
@@ -126,14 +190,16 @@ func (r *record) makeDirs(root, dir string) error {
 	return nil
 }
 
-// writeTemp writes a file beside its place.
+// writeTemp writes a file beside its place, and to the disk: after a power cut a name may have no content else.
 func writeTemp(path string, data []byte, mode fs.FileMode) (temp string, err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".gpuckpt-*")
+	temp = beside(path, "new")
+	_ = os.Remove(temp) // of one that was killed
+	f, err := os.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return "", err
 	}
 	_, err = f.Write(data)
-	return f.Name(), errors.Join(err, f.Chmod(mode), f.Close())
+	return temp, errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 }
 
 // replaceFile writes a file by rename.
@@ -168,6 +234,8 @@ type changes struct {
 	before map[string][]byte // nil: no such file
 	links  map[string]string // where they led; "": no such link
 	edits  []edit
+	// programs are those that copyTree has replaced or made.
+	programs []string
 }
 
 func newChanges(o Options, r *record, result *Result) *changes {

@@ -7,7 +7,7 @@
 // containers that run keep the shim they have. It then has containerd's configuration name the
 // shim, and asks containerd itself whether the configuration means what it meant before, with the
 // runtime added. What it did is in a record, which the next Install and Uninstall read. A failure
-// leaves containerd's configuration as it was. Only Restart makes containerd read it.
+// leaves the node as it was, with the version before, if there was one. Only Restart makes containerd read it.
 package install
 
 import (
@@ -94,10 +94,12 @@ type record struct {
 	Files   []string `json:"files"` // copied
 	Dirs    []string `json:"dirs"`  // made
 	Edits   []edit   `json:"edits"` // files of containerd and of the node, in order
+	// Unread is while containerd is to be restarted by an Install with Restart, which may be killed before.
+	Unread bool `json:"unread,omitempty"`
 }
 
 // Install installs a release. It may be called again, with the same release or another. On an error
-// containerd's configuration is as it was; programs may have been replaced.
+// the node is as it was, unless the error says what could not be put back.
 func Install(ctx context.Context, o Options) (result Result, err error) {
 	defer wrap(&err, "install gpuckpt")
 	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)
@@ -110,28 +112,26 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 			return Result{}, err
 		}
 	}
-	now := record{Version: version.Short(), Prefix: o.Prefix, Edits: old.Edits, Dirs: old.Dirs}
+	now := record{Version: version.Short(), Prefix: o.Prefix, Edits: slices.Clone(old.Edits), Dirs: old.Dirs, Files: old.Files}
 	result = Result{Version: now.Version, Prefix: o.Prefix}
+	changes := newChanges(o, &now, &result)
+	defer func() { err = changes.end(old, err) }()
 	if o.at(o.Prefix) != o.Source {
-		if now.Files, err = o.copyTree(&now, &result); err != nil {
+		if err := changes.copyTree(); err != nil {
 			return result, err
 		}
-	} else if o.Prefix == old.Prefix {
-		now.Files = old.Files // by what it installed: they stay, and go with Uninstall
+	} else if o.Prefix != old.Prefix { // else by what it installed: they stay, and go with Uninstall
+		now.Files = nil
 	}
-	changes := newChanges(o, &now, &result)
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, changes.rollback(), o.writeRecord(&now))
-		}
-	}()
 	before := len(result.Changed)
 	if !o.WithoutContainerd {
+		now.Unread = o.Restart
 		if result.Config, err = o.configure(ctx, changes); err != nil {
 			return result, err
 		}
 	}
-	result.Restart = len(result.Changed) > before
+	result.Restart = old.Unread || len(result.Changed) > before
+	now.Unread = result.Restart && (o.Restart || old.Unread)
 	if !o.WithoutContainerd {
 		if err := o.offerCRIU(changes); err != nil {
 			return result, err
@@ -152,9 +152,12 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 	if o.Restart && result.Restart {
 		if err := o.restart(ctx); err != nil {
 			// containerd may have died of what is new: it gets back what it had.
-			return result, errors.Join(err, changes.rollback(), o.restart(ctx))
+			return result, errors.Join(err, changes.rollback(), changes.putBack(), o.restart(context.WithoutCancel(ctx)))
 		}
-		result.Restart = false
+		result.Restart, now.Unread = false, false
+		if err := o.writeRecord(&now); err != nil {
+			return result, err
+		}
 	}
 	if o.Settings != "" {
 		if err := o.dropSettings(&now, wanted, &result); err != nil {
@@ -202,6 +205,7 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 			return result, err
 		}
 		result.Changed = append(result.Changed, file)
+		o.removeBeside(file)
 	}
 	if err := errors.Join(os.RemoveAll(o.at(agentKeys)), os.Remove(o.at(o.Record))); err != nil {
 		return result, err

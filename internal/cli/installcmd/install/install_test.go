@@ -188,6 +188,67 @@ func TestNoRelease(t *testing.T) {
 	same(t, "refused", tree(t, root), map[string]string{"": tree(t, root)[""]})
 }
 
+// An installation that fails leaves the node as it was, with the version before if there was one, and says so.
+func TestFails(t *testing.T) {
+	root, settings := t.TempDir(), t.TempDir()
+	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
+	put(t, filepath.Join(settings, "config.toml"), "no = 'setting'\n", 0o600)
+	for _, step := range []struct{ version, settings, said string }{{"1", settings, "the node is as it was"}, {"1", "", ""}, {"2", settings, "stays installed"}, {"2", "", ""}} {
+		before := tree(t, root)
+		o := Options{Root: root, Source: release(t, step.version, "lib/gpuckpt/of-"+step.version), Settings: step.settings}
+		_, err := Install(t.Context(), o)
+		if step.said == "" {
+			if err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), step.said) {
+			t.Errorf("version %s: %v", step.version, err)
+		}
+		same(t, "version "+step.version+" failed", tree(t, root), before)
+	}
+}
+
+// One that is killed while containerd is to be restarted leaves nothing that the next does not mend or remove.
+func TestKilled(t *testing.T) {
+	dir := t.TempDir()
+	config, record, restarts := filepath.Join(dir, "agent/etc/containerd/config.toml"), filepath.Join(dir, "record"), filepath.Join(dir, "restarts")
+	put(t, config, "version = 3\n", 0o600)
+	before := tree(t, dir)
+	o := Options{
+		Root: "/", Source: release(t, "1"), Prefix: filepath.Join(dir, "opt"), Config: config, Record: record,
+		Restart: true, RestartCommand: "cp " + record + " " + restarts,
+	}
+	if err := os.RemoveAll(filepath.Join(o.Source, "lib/gpuckpt/criu")); err != nil { // the link to it is below no prefix
+		t.Fatal(err)
+	}
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	installed := tree(t, dir)
+	if err := os.Rename(restarts, record); err != nil { // as it was meanwhile
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(dir, "opt/bin/.gpuckpt.gpuckpt-new"), "a half", 0o600)
+	put(t, filepath.Join(dir, "opt/bin/.gpuckpt.gpuckpt-old"), "the last", 0o600)
+	if r, err := Install(t.Context(), o); err != nil || r.Restart {
+		t.Errorf("%+v, %v", r, err)
+	}
+	same(t, "again", tree(t, dir), installed)
+	if err := os.Remove(restarts); err != nil {
+		t.Fatal("containerd was not restarted")
+	}
+	if _, err := Install(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+	o.Restart = false
+	if _, err := Uninstall(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+	same(t, "removed", tree(t, dir), before)
+}
+
 // Containers that run with the shim keep it.
 func TestInUse(t *testing.T) {
 	root := t.TempDir()
