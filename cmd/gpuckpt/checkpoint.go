@@ -97,7 +97,7 @@ push" does. If that fails, the image stays in containerd.`,
 				targets := []capture.Target{{Image: p.image, Previous: b.previous}}
 				switch {
 				case pod != "":
-					targets, err = capture.Pod(ctx, client, pod, args, p.image, b.previous)
+					targets, err = capture.Pod(ctx, client, pod, args, p.image, b.previous, true)
 				case len(args) == 1:
 					targets[0].ID = args[0]
 				default:

@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -14,13 +15,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 func suspendCommand() *cobra.Command {
 	var spill string
 	c := orderCommand(&cobra.Command{
-		Use:   "suspend CONTAINER",
+		Use:   "suspend CONTAINER | --pod POD [CONTAINER...]",
 		Short: "Take a container off its GPUs, in place",
 		Long: `Take a container off its GPUs, in place.
 
@@ -44,7 +46,7 @@ GPUs meanwhile.`,
 func resumeCommand() *cobra.Command {
 	var gpus []string
 	c := orderCommand(&cobra.Command{
-		Use:   "resume CONTAINER",
+		Use:   "resume CONTAINER | --pod POD [CONTAINER...]",
 		Short: "Return a suspended container to its GPUs, or to others",
 		Long: `Return a suspended container to its GPUs, or to others.
 
@@ -68,17 +70,33 @@ type ordered struct {
 
 func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
 	var d daemon
+	var pod string
 	c.Args = cobra.ExactArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		given, err := orders()
-		if err == nil {
-			err = d.annotate(cmd.Context(), args[0], given, want)
+		if err == nil && pod != "" {
+			args, err = pods.Containers(cmd.Context(), d.address, d.namespace, pod, args, true)
 		}
 		if err != nil {
-			return fmt.Errorf("%s %s: %w", cmd.Name(), args[0], err)
+			return fmt.Errorf("%s: %w", cmd.Name(), err)
 		}
-		return d.print(cmd, ordered{args[0], map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]}, "")
+		answers := []ordered{}
+		var failed []error
+		for _, id := range args {
+			if err := d.annotate(cmd.Context(), id, given, want); err != nil {
+				failed = append(failed, fmt.Errorf("%s %s: %w", cmd.Name(), id, err))
+				continue
+			}
+			answers = append(answers, ordered{id, map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]})
+		}
+		if pod != "" {
+			failed = append(failed, d.print(cmd, map[string]any{"containers": answers}, ""))
+		} else if failed == nil {
+			return d.print(cmd, answers[0], "")
+		}
+		return errors.Join(failed...)
 	}
+	pods.Flag(c, &pod)
 	c.ValidArgsFunction = first(d.containers)
 	d.answerFlags(c)
 	return c

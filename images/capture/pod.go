@@ -37,11 +37,12 @@ func PodOf(labels map[string]string) string {
 	return strings.TrimSuffix(strings.Join([]string{labels[labelNamespace], labels[labelPod], labels[labelContainer]}, "/"), "/")
 }
 
-// Pod returns running containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the order of
+// Pod returns containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the order of
 // their names: those that are named, or all. Their images are to be called as image and previous are,
 // with "-" and the container's name behind unless one is named alone; an empty previous stays empty.
-// ctx carries containerd's namespace. It is an error if one that is named does not run.
-func Pod(ctx context.Context, c *client.Client, pod string, names []string, image, previous string) ([]Target, error) {
+// ctx carries containerd's namespace. Only those that run count, if that is asked for. It is an error if one
+// that is named is not there.
+func Pod(ctx context.Context, c *client.Client, pod string, names []string, image, previous string, running bool) ([]Target, error) {
 	filter := fmt.Sprintf("labels.%q==%q,labels.%q==container", labelPod, pod, labelKind)
 	if namespace, name, ok := strings.Cut(pod, "/"); ok {
 		filter = fmt.Sprintf("labels.%q==%q,labels.%q==%q,labels.%q==container", labelPod, name, labelNamespace, namespace, labelKind)
@@ -49,6 +50,9 @@ func Pod(ctx context.Context, c *client.Client, pod string, names []string, imag
 	found, err := c.ContainerService().List(ctx, filter)
 	if err != nil {
 		return nil, fmt.Errorf("look for the containers of the pod %s: %w", pod, err)
+	}
+	if !running {
+		return podTargets(ctx, found, pod, names, image, previous)
 	}
 	list, err := c.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {

@@ -163,3 +163,49 @@ func TestSharedMemory(t *testing.T) {
 	k.Expect(t, "count", "103")
 	k.Process(1).Expect(t, "count", "104")
 }
+
+// A pod's containers are named by its name in each command that takes containers.
+func TestPod(t *testing.T) {
+	results.Add(t)
+	var both []*harness.Container
+	for i, name := range []string{"first", "second"} {
+		k := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-" + name, GPUs: []int{0}}, "counter")
+		k.Expect(t, "next", "101")
+		container, err := shared.Client().LoadContainer(t.Context(), k.ID)
+		if err == nil {
+			_, err = container.SetLabels(t.Context(), map[string]string{
+				"io.cri-containerd.kind": "container", "io.kubernetes.container.name": name,
+				"io.kubernetes.pod.name": "trainer", "io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.uid": "1",
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, k)
+		if i == 0 {
+			harness.Says(t, gpuckpt(t, shared, "suspend", "--pod", "team/trainer", "second"), "no container second of the pod team/trainer runs")
+		}
+	}
+	for _, order := range []string{"suspend", "resume"} {
+		if err := gpuckpt(t, shared, order, "--pod", "team/trainer"); err != nil {
+			t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		}
+		for _, k := range both {
+			isPaused(t, shared, k, order == "suspend")
+		}
+	}
+	if err := gpuckpt(t, shared, "suspend", "--pod", "trainer", "second"); err != nil {
+		t.Fatal(err)
+	}
+	isPaused(t, shared, both[0], false)
+	isPaused(t, shared, both[1], true)
+	// Its shim lives, so there is nothing to undo.
+	if err := gpuckpt(t, shared, "recover", "--pod", "team/trainer"); err != nil {
+		t.Error(err)
+	}
+	var told []struct{ Container, Operation string }
+	if err := shared.Gpuckpt(t.Context(), &told, "report", "--namespace", shared.Namespace(), "--pod", "team/trainer", "first"); err != nil || len(told) != 2 || told[0].Container != both[0].ID || told[1].Operation != "resume" {
+		t.Errorf("%+v, %v", told, err)
+	}
+	harness.Says(t, gpuckpt(t, shared, "suspend", "--pod", "team/nobody"), "no container of a pod team/nobody runs")
+}

@@ -4,6 +4,7 @@
 package oplogcmd
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,10 +14,12 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/containerd/containerd/v2/defaults"
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/internal/cli/oplogcmd/timeline"
+	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 )
@@ -24,10 +27,10 @@ import (
 // Report is "gpuckpt report".
 func Report() *cobra.Command {
 	var asJSON, asOTLP bool
-	var picture string
+	var picture, pod, address, namespace string
 	var last int
 	c := &cobra.Command{
-		Use:   "report [CONTAINER]",
+		Use:   "report [CONTAINER] | --pod POD [CONTAINER...]",
 		Short: "Show the last operations of this node, as a list or as a picture",
 		Long: `Show the last checkpoints, restores, suspends and resumes of this node, or of a container. It reads the
 log that the shims keep in log_dir: when, how long, which step failed and why. --svg draws the
@@ -45,10 +48,16 @@ prints them as spans for an OpenTelemetry collector.`,
 				return err
 			}
 			found, err := oplog.Read(node.LogDir)
+			if err == nil && pod != "" {
+				namespace = cmp.Or(namespace, pods.Namespace)
+				args, err = pods.Containers(cmd.Context(), address, namespace, pod, args, false)
+			}
 			if err != nil {
 				return err
 			}
-			found = slices.DeleteFunc(found, func(e oplog.Entry) bool { return len(args) > 0 && e.Container != args[0] })
+			found = slices.DeleteFunc(found, func(e oplog.Entry) bool {
+				return len(args) > 0 && !slices.Contains(args, e.Container) || namespace != "" && namespace != e.Namespace
+			})
 			found = append([]oplog.Entry{}, found[max(0, len(found)-last):]...)
 			if asOTLP {
 				host, err := os.Hostname()
@@ -79,6 +88,9 @@ prints them as spans for an OpenTelemetry collector.`,
 		},
 	}
 	f := c.Flags()
+	pods.Flag(c, &pod)
+	f.StringVarP(&namespace, "namespace", "n", "", "of this namespace of containerd (default: all, or \"k8s.io\" for a pod)")
+	f.StringVarP(&address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket, for --pod ($CONTAINERD_ADDRESS)")
 	f.StringVar(&picture, "svg", "", "draw them into this file")
 	f.IntVar(&last, "last", 20, "how many, the last ones")
 	f.BoolVar(&asJSON, "json", false, "print JSON")

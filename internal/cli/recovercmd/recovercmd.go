@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/capture"
+	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
@@ -27,10 +28,10 @@ import (
 
 // Command returns the command.
 func Command() *cobra.Command {
-	var namespace, address, dumps string
+	var namespace, address, dumps, pod string
 	var asJSON, kill bool
 	c := &cobra.Command{
-		Use:   "recover [CONTAINER]",
+		Use:   "recover [CONTAINER] | --pod POD [CONTAINER...]",
 		Short: "Undo what a shim or a node that died has left",
 		Long: `Undo what a shim or a node that died has left, of one container or of all.
 
@@ -48,7 +49,16 @@ killed "gpuckpt checkpoint" had paused.`,
 			if err != nil {
 				return err
 			}
-			paths, err := chosen(node.StateDir, namespace, args)
+			var paths []string
+			if pod == "" {
+				paths, err = chosen(node.StateDir, namespace, args)
+			} else {
+				namespace = cmp.Or(namespace, pods.Namespace)
+				args, err = pods.Containers(cmd.Context(), address, namespace, pod, args, false)
+				for _, id := range args {
+					paths = append(paths, journal.Path(node.StateDir, namespace, id))
+				}
+			}
 			if err != nil {
 				return err
 			}
@@ -60,7 +70,7 @@ killed "gpuckpt checkpoint" had paused.`,
 			for _, path := range paths {
 				r, err := recovery.Recover(cmd.Context(), node, path, kill)
 				if errors.Is(err, os.ErrNotExist) {
-					continue // its shim was quicker
+					continue // its shim was quicker, or one of a pod has nothing to undo
 				}
 				if err != nil {
 					failed = errors.Join(failed, fmt.Errorf("recover %s: %w", path, err))
@@ -70,7 +80,8 @@ killed "gpuckpt checkpoint" had paused.`,
 			return errors.Join(write(cmd.OutOrStdout(), reports, asJSON), failed)
 		},
 	}
-	c.Flags().StringVarP(&namespace, "namespace", "n", os.Getenv(namespaces.NamespaceEnvVar), "containerd's namespace ($CONTAINERD_NAMESPACE; default: all, or \"default\" for one CONTAINER)")
+	pods.Flag(c, &pod)
+	c.Flags().StringVarP(&namespace, "namespace", "n", os.Getenv(namespaces.NamespaceEnvVar), "containerd's namespace ($CONTAINERD_NAMESPACE; default: all, \"default\" for one CONTAINER, or \"k8s.io\" for a pod)")
 	c.Flags().StringVarP(&address, "address", "a", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), defaults.DefaultAddress), "containerd's socket ($CONTAINERD_ADDRESS)")
 	c.Flags().StringVar(&dumps, "image-path", cmp.Or(os.Getenv("GPUCKPT_IMAGE_PATH"), capture.DefaultDir), "where \"gpuckpt checkpoint\" makes its dumps ($GPUCKPT_IMAGE_PATH)")
 	_ = c.MarkFlagDirname("image-path")
