@@ -62,6 +62,26 @@ func renderAll(t *testing.T, values string) (map[string]string, error) {
 	return found, nil
 }
 
+// schema is what a definition says of a field.
+type schema struct {
+	Description string
+	Properties  map[string]schema
+	Items       *schema
+}
+
+func (s schema) explained(t *testing.T, path string) {
+	t.Helper()
+	if s.Items != nil {
+		s.Items.explained(t, path)
+	}
+	for name, field := range s.Properties {
+		if field.Description == "" && field.Properties == nil {
+			t.Errorf("%s.%s has no description", path, name)
+		}
+		field.explained(t, path+"."+name)
+	}
+}
+
 // canonical returns a document of YAML as JSON.
 func canonical(t *testing.T, text string) string {
 	t.Helper()
@@ -163,6 +183,16 @@ func TestChartAgent(t *testing.T) {
 	// Of several who apply conditions each has its own.
 	if crds := render(t, "agent: {enabled: true}")["agent-crds.yaml"]; strings.Count(crds, "conditions:\n") != strings.Count(crds, "x-kubernetes-list-map-keys: [type]") {
 		t.Error("conditions are no map by their types")
+	}
+	// kubectl explain says what each field is.
+	for name, text := range objects(t, render(t, withAgent)["agent-crds.yaml"]) {
+		var crd struct{ Spec struct{ Versions []struct{ Schema struct{ OpenAPIV3Schema schema } } } }
+		if err := json.Unmarshal([]byte(text), &crd); err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range []string{"spec", "status"} {
+			crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties[part].explained(t, name+" "+part)
+		}
 	}
 	// Secrets are those of all namespaces, or of some.
 	for values, want := range map[string]string{"agent: {enabled: true}": "ClusterRoleBinding/gpuckpt-push-secrets", "agent: {enabled: true, namespaces: [a, b]}": "RoleBinding/gpuckpt-push-secrets"} {

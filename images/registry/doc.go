@@ -35,7 +35,7 @@ type Options struct {
 	// Parallel is how many blobs move at once; 0 is DefaultParallel().
 	Parallel int
 	// Attempts is how often a blob is tried; 0 is DefaultAttempts. Pause is the wait before the
-	// second, doubled for each further one; 0 is a second.
+	// second, on average, doubled for each further one; 0 is a second.
 	Attempts int
 	Pause    time.Duration
 	// Stall is how long a connection of a Source may say nothing before it is cut; 0 is a minute.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -40,11 +41,14 @@ func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() e
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-time.After(pause):
+		case <-time.After(apart(pause)):
 		}
 		pause *= 2
 	}
 }
+
+// apart returns a pause of that length on average: nodes that a registry has failed at once do not come back at once.
+func apart(pause time.Duration) time.Duration { return pause/2 + rand.N(pause) }
 
 // localError is one of this side: the store has no room, or not the blob.
 type localError struct{ error }

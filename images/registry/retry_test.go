@@ -87,6 +87,20 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
+// Nodes do not try again in step.
+func TestApart(t *testing.T) {
+	found := map[time.Duration]bool{}
+	for range 100 {
+		pause := apart(time.Second)
+		if found[pause] = true; pause < time.Second/2 || pause >= 3*time.Second/2 {
+			t.Errorf("a pause of a second is %s", pause)
+		}
+	}
+	if len(found) < 2 {
+		t.Error("all pauses are the same")
+	}
+}
+
 func TestExplain(t *testing.T) {
 	err := explain(status(401), "example.com/job:1")
 	if !errors.Is(err, ErrNotAuthorized) || !strings.Contains(err.Error(), "docker login example.com") || !strings.Contains(err.Error(), "push secret") {
