@@ -12,6 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// ofOldPod are annotations that are not for a copy. Network plugins have written the last ones, and would
+// give the copy the old pod's address, which is another node's.
+var ofOldPod = []string{
+	corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, Refused,
+	"k8s.ovn.org/pod-networks", "k8s.v1.cni.cncf.io/network-status",
+	"cni.projectcalico.org/containerID", "cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs",
+}
+
 // Again returns a pod with the specification of another one that is restored on whatever node. It pulls with a
 // secret, if there is one. Whose pod the other one was, and what became of it, does not go on.
 func Again(old *corev1.Pod, name, secret string) *corev1.Pod {
@@ -19,7 +27,7 @@ func Again(old *corev1.Pod, name, secret string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: name, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
 		Spec:       *old.Spec.DeepCopy(),
 	}
-	for _, of := range []string{corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, Refused} {
+	for _, of := range ofOldPod {
 		delete(to.Annotations, of)
 	}
 	metav1.SetMetaDataAnnotation(&to.ObjectMeta, RestoreAnnotation, "true")

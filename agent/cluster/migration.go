@@ -120,7 +120,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 		return err
 	}
 	if m.Status.Phase == "" {
-		return r.begin(m, &old, gone)
+		return r.begin(ctx, m, &old, gone)
 	}
 	if meta.FindStatusCondition(m.Status.Conditions, api.Restored) != nil { // whatever the new pod does since
 		return r.remove(ctx, m, &old, gone)
@@ -144,6 +144,9 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 		}
 		if err := r.remove(ctx, m, &old, gone); err != nil {
 			return err
+		}
+		if gated(fresh) { // from here on there is no other, and a Migration that is deleted takes it not along
+			fresh.OwnerReferences = nil
 		}
 	}
 	if err := r.open(ctx, k, fresh); err != nil {
@@ -169,7 +172,7 @@ func (r *migrations) pod(ctx context.Context, m *api.Migration, name string, to 
 }
 
 // begin refuses what cannot be migrated, before anything is touched.
-func (r *migrations) begin(m *api.Migration, old *corev1.Pod, gone bool) error {
+func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Pod, gone bool) error {
 	m.Status.NewPod = m.Spec.NewPod
 	if m.Status.NewPod == "" {
 		m.Status.NewPod = m.Name
@@ -186,6 +189,15 @@ func (r *migrations) begin(m *api.Migration, old *corev1.Pod, gone bool) error {
 		return api.Fail("NotRunning", "the pod %s does not run", old.Name)
 	case old.Spec.NodeName == m.Spec.NodeName:
 		return api.Fail("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
+	}
+	var all api.MigrationList
+	if err := r.direct.List(ctx, &all, client.InNamespace(m.Namespace)); err != nil {
+		return err
+	}
+	for _, other := range all.Items { // each would have a pod of its own go on from there
+		if other.UID != m.UID && other.Status.Phase == api.Running && other.Status.SourceUID == string(old.UID) {
+			return api.Fail(api.Queued, "%w for the Migration %s of the same pod", errWait, other.Name)
+		}
 	}
 	now := metav1.NewTime(r.now())
 	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.StartTime = api.Running, string(old.UID), old.Spec.NodeName, &now

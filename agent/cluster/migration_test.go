@@ -201,10 +201,47 @@ func TestMigrationDeletesFirst(t *testing.T) {
 	old.Finalizers = nil
 	k.must(k.client.Update(t.Context(), &old))
 	k.step()
+	if k.get("m", &fresh); gated(&fresh) || len(fresh.OwnerReferences) > 0 {
+		t.Errorf("who deletes the Migration deletes the only pod: %+v", fresh.ObjectMeta)
+	}
 	// A restore that fails now leaves the pod: there is no other.
 	k.clock = k.clock.Add(time.Hour)
 	if m := k.step(); m.Status.Phase != api.Failed || !k.get("m", &fresh) || len(fresh.OwnerReferences) > 0 {
 		t.Fatalf("%+v, %+v", m.Status, fresh.ObjectMeta)
+	}
+}
+
+// Of two Migrations of one pod the second one waits for the first, and begins if that fails: the pod goes on once.
+func TestTwoMigrations(t *testing.T) {
+	for _, first := range []api.Phase{api.Succeeded, api.Failed} {
+		second := migration(nil)
+		second.Name, second.UID = "second", "other"
+		old := running("old", "here")
+		old.Annotations = map[string]string{"k8s.ovn.org/pod-networks": "its address", "team": "a"}
+		k := newTest(t, old, migration(nil), second)
+		k.step()
+		var fresh corev1.Pod
+		if k.get("m", &fresh); fresh.Annotations["team"] != "a" || fresh.Annotations["k8s.ovn.org/pod-networks"] != "" {
+			t.Errorf("the new pod has the annotations %v", fresh.Annotations)
+		}
+		r := &migrations{k.cluster}
+		k.reconcile(r, "second")
+		k.get("second", second)
+		if said := meta.FindStatusCondition(second.Status.Conditions, api.Waiting); said == nil || said.Reason != api.Queued || k.get("second", &corev1.Pod{}) {
+			t.Errorf("it does not wait: %+v", second.Status)
+		}
+		if k.checkpointed(first); first == api.Succeeded {
+			k.step()
+			k.restored()
+		}
+		k.step()
+		for range 3 {
+			k.reconcile(r, "second")
+		}
+		k.get("second", second)
+		if goesOn := k.get("second", &corev1.Pod{}); goesOn != (first == api.Failed) || goesOn != (second.Status.Phase == api.Running) {
+			t.Errorf("after one that has %s: %+v", first, second.Status)
+		}
 	}
 }
 
