@@ -403,10 +403,9 @@ func TestTracerKilledInRestore(t *testing.T) {
 				shim, _ = harness.Parent(runc)
 			}
 			pid, tracers := childOf(runc, "gpuwork"), childrenOf(shim, "gpuckpt-tracer")
-			if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || len(tracers) == 0 {
-				return 0
+			if now, err := harness.Threads(pid); err != nil || len(now) <= len(before) || len(tracers) == 0 || !driverWorks(pid) {
+				return 0 // threads that copy for the driver
 			}
-			time.Sleep(50 * time.Millisecond) // the driver is at work, and threads that copy for it
 			killed = tracers[len(tracers)-1]
 			return killed
 		})

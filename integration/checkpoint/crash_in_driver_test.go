@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -48,6 +49,20 @@ func inCheckpoint(t *testing.T, k *harness.Container) {
 	harness.Within(t, "the driver's checkpoint", func() bool {
 		state, err := harness.ProcessState(pid)
 		return err == nil && state == "t"
+	})
+}
+
+// driverWorks reports whether the driver is at work in a process: the software GPU then sleeps in one of its
+// threads. Of a real one that is not known, and it gets a moment.
+func driverWorks(pid int) bool {
+	if gpu.Kind != harness.SoftwareGPU {
+		time.Sleep(50 * time.Millisecond)
+		return true
+	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	return slices.ContainsFunc(threads, func(thread string) bool {
+		call, _ := os.ReadFile(thread)
+		return strings.HasPrefix(string(call), strconv.Itoa(unix.SYS_CLOCK_NANOSLEEP)+" ")
 	})
 }
 
@@ -257,13 +272,12 @@ func TestHelperKilledInRestore(t *testing.T) {
 		pid := childOf(runc, "gpuwork")
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		helpers := childrenOf(shim, "gpuckpt-cuda-helper")
-		if err != nil || !strings.Contains(string(maps), " /\n") || len(helpers) != 1 {
+		if err != nil || !strings.Contains(string(maps), " /\n") || len(helpers) != 1 || !driverWorks(pid) {
 			return false
 		}
 		helper = helpers[0]
 		return true
 	})
-	time.Sleep(100 * time.Millisecond) // the driver is at work, or about to be
 	if err := unix.Kill(helper, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
