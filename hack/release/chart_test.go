@@ -388,6 +388,11 @@ func TestChartSettings(t *testing.T) {
 	if _, texts = read("{config: {encryption: {recipients: [/own]}}, " + values[strings.Index(values, "encryption:"):]); !strings.Contains(texts["config.toml"], `recipients = ["/own", "/etc/gpuckpt/recipients"]`) {
 		t.Errorf("the chart's recipients, or the node's own, do not count:\n%s", texts["config.toml"])
 	}
+	for trusted, keys := range map[string]string{"trust: {secrets: [kms]}": `keys = ["/own", "/etc/gpuckpt/keys"]`, "trust: {}": `keys = ["/own"]`} {
+		if _, texts = read("{config: {restore: {keys: [/own]}}, " + trusted + "}"); !strings.Contains(texts["config.toml"], keys) {
+			t.Errorf("%s: there is no %s in\n%s", trusted, keys, texts["config.toml"])
+		}
+	}
 	node, texts = read("")
 	if len(texts) > 0 || len(node.Spec.Template.Spec.Volumes) != 3 || node.Spec.Template.Metadata.Annotations != nil {
 		t.Errorf("with nothing set: %q, %+v", texts, node.Spec.Template)

@@ -11,12 +11,17 @@ app.kubernetes.io/part-of: gpuckpt
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- end -}}
 
-{{- /* The node's configuration. Recipients that the chart has are where gpuckpt install puts them. */ -}}
+{{- /* The node's configuration. Recipients and keys that the chart has are where gpuckpt install puts them. */ -}}
 {{- define "gpuckpt.config" -}}
 {{- $config := deepCopy .Values.config -}}
 {{- if .Values.encryption.recipients -}}
 {{- $all := append (dig "encryption" "recipients" list $config) "/etc/gpuckpt/recipients" | uniq -}}
 {{- $config = mergeOverwrite $config (dict "encryption" (dict "recipients" $all)) -}}
+{{- end -}}
+{{- with .Values.trust -}}
+{{- if and (dig "restore" "keys" list $config) (or .keys .configMaps .secrets) -}}
+{{- $_ := set $config.restore "keys" (append $config.restore.keys "/etc/gpuckpt/keys" | uniq) -}}
+{{- end -}}
 {{- end -}}
 {{- include "gpuckpt.whole" $config -}}
 {{- if $config -}}{{- toToml $config -}}{{- end -}}
