@@ -245,6 +245,28 @@ func TestTwoMigrations(t *testing.T) {
 	}
 }
 
+// A pod that is drained when its Migration has the checkpoint waits for no other one in its preStop hook.
+func TestEvictedInMigration(t *testing.T) {
+	old, second := running("old", "here"), migration(nil)
+	old.Finalizers = []string{"t/t"}
+	second.Name, second.UID = api.EvictionName(old.Name, string(old.UID)), "other"
+	k := newTest(t, old, migration(nil), second)
+	k.step()
+	k.must(k.client.Delete(t.Context(), old))
+	for _, refused := range []bool{false, true} {
+		for range 3 {
+			k.reconcile(&migrations{k.cluster}, second.Name)
+		}
+		if k.get("old", old); refused != (old.Annotations[api.Refused] != "") {
+			t.Fatalf("after the checkpoint: %t, refused: %q", refused, old.Annotations[api.Refused])
+		}
+		if !refused {
+			k.checkpointed(api.Succeeded)
+			k.step()
+		}
+	}
+}
+
 // A pod that cannot end, as on a node that is off, has its Migration say what to do. It is not deleted by force, and
 // with DeleteFirst no other of its kind starts, nor is its time over when it does.
 func TestMigrationOfOneThatCannotEnd(t *testing.T) {
