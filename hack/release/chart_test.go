@@ -126,7 +126,7 @@ func TestChartIsKustomization(t *testing.T) {
 		count  int
 	}{
 		{"", []string{"node"}, 2},
-		{withAgent, []string{"node", "agent"}, 24},
+		{withAgent, []string{"node", "agent"}, 26},
 	} {
 		want := map[string]string{}
 		for _, dir := range c.dirs {
@@ -199,6 +199,13 @@ func TestChartAgent(t *testing.T) {
 		all := objects(t, render(t, values)["controller-rbac.yaml"])
 		if _, ok := all["ClusterRoleBinding/gpuckpt-push-secrets"]; ok != strings.HasPrefix(want, "Cluster") || all[want] == "" {
 			t.Errorf("%s: there is no %s alone", values, want)
+		}
+	}
+	// Who edits a namespace makes its objects, and no keys of nodes.
+	for role, verb := range map[string]string{"view": "watch", "edit": "create"} {
+		text := objects(t, render(t, withAgent)["controller-rbac.yaml"])["ClusterRole/gpuckpt-"+role]
+		if !strings.Contains(text, `"rbac.authorization.k8s.io/aggregate-to-`+role+`":"true"`) || !strings.Contains(text, verb) || !strings.Contains(text, "migrations") || strings.Contains(text, "nodekeys") {
+			t.Errorf("%s: %s", role, text)
 		}
 	}
 	rules := render(t, "agent: {enabled: true, repositories: [r.test, s.test/a]}")["policies.yaml"]
