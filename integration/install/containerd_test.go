@@ -4,9 +4,11 @@
 package install
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -108,6 +110,46 @@ func TestContainerds(t *testing.T) {
 	}
 }
 
+var comments = regexp.MustCompile(` *#.*`)
+
+// A tool that writes containerd's configuration anew, as some do, adds to it, drops comments and quotes otherwise. What it
+// has added outlives gpuckpt, whose next installation and removal leave a containerd that starts.
+func TestWrittenAnewByOthers(t *testing.T) {
+	dir := release(t, "")
+	for _, name := range []string{"none", "no imports", "others"} {
+		t.Run(name, func(t *testing.T) {
+			root := node(t, "2.4", configurations[name].text)
+			if _, err := gpuckpt(t, dir, nil, "install", "--root", root); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(root, config)
+			text, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(path, append(comments.ReplaceAll(bytes.ReplaceAll(text, []byte(`"`), []byte("'")), nil), "\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]\n  runtime_path = '/usr/bin/nvidia'\n"...), 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, command := range []string{"install", "uninstall"} {
+				if _, err := gpuckpt(t, dir, nil, command, "--root", root); err != nil {
+					t.Fatal(err)
+				}
+				if now := dump(t, root); !strings.Contains(now, "/usr/bin/nvidia") || strings.Contains(now, install.ShimName) != (command == "install") {
+					t.Errorf("after %s: %s", command, now)
+				}
+			}
+			if text, err = os.ReadFile(path); err != nil {
+				t.Fatal(err)
+			}
+			for _, imported := range regexp.MustCompile(`/etc/containerd/[^']*`).FindAllString(string(text), -1) {
+				if found, err := filepath.Glob(filepath.Join(root, imported)); err != nil || len(found) == 0 && !strings.Contains(imported, "*") {
+					t.Errorf("containerd does not start without %s, %v", imported, err)
+				}
+			}
+		})
+	}
+}
+
 // What cannot be configured stays as it was: a configuration that containerd does not read, a
 // restart that fails, an import that would lose settings.
 func TestFailureHalfWay(t *testing.T) {
@@ -131,9 +173,6 @@ func TestFailureHalfWay(t *testing.T) {
 			_, err := gpuckpt(t, dir, nil, args...)
 			harness.Says(t, err, c.words...)
 			same(t, "refused", files(t, filepath.Join(root, "etc")), before)
-			if _, err := gpuckpt(t, dir, nil, "uninstall", "--root", root); err != nil {
-				t.Error(err)
-			}
 			if left := files(t, filepath.Join(root, "usr/local")); len(left) != 0 {
 				t.Errorf("left: %v", left)
 			}

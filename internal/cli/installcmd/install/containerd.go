@@ -176,12 +176,14 @@ func (o Options) plain(ctx context.Context, c *changes, config string) (file str
 		return "", err
 	}
 	file = filepath.Join(filepath.Dir(config), "conf.d", "gpuckpt.toml")
+	// Of a pattern there may be no file: without one that an import names containerd does not start.
+	pattern := strings.TrimSuffix(file, ".toml") + "*.toml"
 	var why error
 	for _, imported := range []bool{true, false} { // already, or to be
 		for _, version := range []int{3, 2} {
 			why = c.write(file, header+fmt.Sprintf("version = %d\n\n", version)+o.dropIn(version, had.systemdCgroup()))
 			if why == nil && !imported {
-				why = o.addImport(c, config, file)
+				why = o.addImport(c, config, pattern)
 			}
 			if why == nil {
 				why = o.means(ctx, config, before)
@@ -243,9 +245,10 @@ var (
 // else in it. It makes a configuration where there is none.
 func (o Options) addImport(c *changes, config, file string) error {
 	data, err := os.ReadFile(o.at(config))
-	made := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == config && e.Made })
-	if errors.Is(err, fs.ErrNotExist) || made { // containerd then has its defaults, and imports nothing
-		return c.write(config, header+fmt.Sprintf("version = 3\nimports = [%q]\n", file))
+	if errors.Is(err, fs.ErrNotExist) { // containerd then has its defaults, and imports nothing
+		text := header + fmt.Sprintf("version = 3\nimports = [%q]\n", file)
+		c.record.Edits = append(c.record.Edits, edit{Path: config, Made: true, Added: text})
+		return c.write(config, text)
 	}
 	if err != nil {
 		return err

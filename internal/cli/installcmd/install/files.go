@@ -217,7 +217,8 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 // edit is a change of a file of the node's.
 type edit struct {
 	Path string `json:"path"`
-	// Made is whether the whole file was made; otherwise Added was put into it.
+	// Made is whether the whole file was made; otherwise Added was put into it. With both, others may write to
+	// it: it stays if it has another text by then.
 	Made  bool   `json:"made,omitempty"`
 	Added string `json:"added,omitempty"`
 	// Link is where it leads, if it is a link that was made.
@@ -371,6 +372,9 @@ func (c *changes) takeBack(e edit) error {
 		return os.Remove(path)
 	}
 	if e.Made {
+		if now, err := os.ReadFile(path); err == nil && e.Added != "" && string(now) != e.Added {
+			return nil
+		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
