@@ -148,9 +148,9 @@ func (o Options) generated(c *changes, dir string) (file string, err error) {
 	}
 	file = filepath.Join(dir, base+".tmpl")
 	template, err := os.ReadFile(o.at(file))
-	made := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == file && e.Made })
-	if errors.Is(err, fs.ErrNotExist) || made {
-		return file, c.write(file, "{{ template \"base\" . }}\n\n"+header+block)
+	mine := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == file && e.isAll(template) })
+	if errors.Is(err, fs.ErrNotExist) || mine {
+		return file, c.make(file, "{{ template \"base\" . }}\n\n", header+block)
 	}
 	if err != nil || strings.Contains(string(template), block) {
 		return file, err
@@ -246,9 +246,7 @@ var (
 func (o Options) addImport(c *changes, config, file string) error {
 	data, err := os.ReadFile(o.at(config))
 	if errors.Is(err, fs.ErrNotExist) { // containerd then has its defaults, and imports nothing
-		text := header + fmt.Sprintf("version = 3\nimports = [%q]\n", file)
-		c.record.Edits = append(c.record.Edits, edit{Path: config, Made: true, Added: text})
-		return c.write(config, text)
+		return c.make(config, header+"version = 3\n", fmt.Sprintf("imports = [%q]\n", file))
 	}
 	if err != nil {
 		return err

@@ -217,10 +217,11 @@ func replaceFile(path string, data []byte, mode fs.FileMode) error {
 // edit is a change of a file of the node's.
 type edit struct {
 	Path string `json:"path"`
-	// Made is whether the whole file was made; otherwise Added was put into it. With both, others may write to
-	// it: it stays if it has another text by then.
+	// Made is whether the whole file was made; otherwise Added was put into it. One that others may write to was
+	// made of Rest and Added: it stays without Added if it has another text by then.
 	Made  bool   `json:"made,omitempty"`
 	Added string `json:"added,omitempty"`
+	Rest  string `json:"rest,omitempty"`
 	// Link is where it leads, if it is a link that was made.
 	Link string `json:"link,omitempty"`
 }
@@ -266,6 +267,18 @@ func (c *changes) writeAs(path, text string, mode fs.FileMode) error {
 		return err
 	}
 	return c.change(path, data, []byte(text), mode)
+}
+
+// make makes a file that others may write to.
+func (c *changes) make(path, rest, added string) error {
+	others := slices.DeleteFunc(c.record.Edits, func(e edit) bool { return e.Path == path })
+	c.record.Edits = append(others, edit{Path: path, Made: true, Rest: rest, Added: added})
+	return c.write(path, rest+added)
+}
+
+// isAll reports whether an edit has made all that is in a file.
+func (e edit) isAll(text []byte) bool {
+	return e.Made && (e.Rest == "" || string(text) == e.Rest+e.Added)
 }
 
 // link makes a symbolic link where nothing is, or a link that the installer has made.
@@ -371,16 +384,10 @@ func (c *changes) takeBack(e edit) error {
 		}
 		return os.Remove(path)
 	}
-	if e.Made {
-		if now, err := os.ReadFile(path); err == nil && e.Added != "" && string(now) != e.Added {
-			return nil
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
 	data, err := os.ReadFile(path)
+	if err == nil && e.isAll(data) {
+		return os.Remove(path)
+	}
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !strings.Contains(string(data), e.Added) {
 		return nil
 	}

@@ -321,6 +321,35 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
+// What a user adds to a template that was made stays, at the next installation and at the removal.
+func TestTemplateOfBoth(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
+	o := Options{Root: root, Source: release(t, "1"), Prefix: "/opt/gpuckpt"}
+	r, err := Install(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(root, r.Config)
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const users = "\n[debug]\n  level = 'debug'\n"
+	put(t, file, string(data)+users, 0o644)
+	for _, do := range []func(context.Context, Options) (Result, error){Install, Uninstall} {
+		if _, err := do(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		if data, err = os.ReadFile(file); !strings.HasPrefix(string(data), "{{ template \"base\" . }}\n") || !strings.HasSuffix(string(data), users) {
+			t.Errorf("it is %q, %v", data, err)
+		}
+	}
+	if strings.Contains(string(data), ShimName) {
+		t.Errorf("the runtime is left in %q", data)
+	}
+}
+
 // A node that has a criu keeps it.
 func TestOthersCRIU(t *testing.T) {
 	root := t.TempDir()
