@@ -186,7 +186,13 @@ func TestChartAgent(t *testing.T) {
 	}
 	// kubectl explain says what each field is.
 	for name, text := range objects(t, render(t, withAgent)["agent-crds.yaml"]) {
-		var crd struct{ Spec struct{ Versions []struct{ Schema struct{ OpenAPIV3Schema schema } } } }
+		var crd struct {
+			Spec struct {
+				Versions []struct {
+					Schema struct{ OpenAPIV3Schema schema }
+				}
+			}
+		}
 		if err := json.Unmarshal([]byte(text), &crd); err != nil {
 			t.Fatal(err)
 		}

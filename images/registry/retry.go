@@ -48,7 +48,7 @@ func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() e
 }
 
 // apart returns a pause of that length on average: nodes that a registry has failed at once do not come back at once.
-func apart(pause time.Duration) time.Duration { return pause/2 + rand.N(pause) }
+func apart(pause time.Duration) time.Duration { return pause/2 + rand.N(pause) } //nolint:gosec // no secret
 
 // localError is one of this side: the store has no room, or not the blob.
 type localError struct{ error }
