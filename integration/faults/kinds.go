@@ -247,9 +247,12 @@ func Faults() []Fault {
 		},
 	}, Fault{
 		Name: "block-writes", Words: "the block device below a file system fails to write: that of the checkpoint, or of the spill",
-		Found:        "as for a step that fails; the error says input/output error, or that the file system is read-only. Files may be left there, and are no checkpoint when the disk is good again",
+		Found:        "as for a step that fails; the error says input/output error, or that the file system is read-only. Files may be left there, and are no checkpoint when the disk is good again. Where GPU state is written through to that disk just then, the program ends: the disk has lost its GPU memory",
 		SoftwareOnly: true,
 		Outcome: func(p Place) (Outcome, bool) {
+			if p.Scenario.Way == Window && p.Step == "save GPU state" {
+				return Ends, p.Moment == "begin"
+			}
 			return Back, p.Moment == "begin" && p.After == "" && p.writesDisk()
 		},
 	}, Fault{

@@ -247,15 +247,25 @@ func (t *WriteThrough) fill(mem []byte) error {
 	return nil
 }
 
-// flush writes what the driver has left behind, and takes it out of memory.
+// flush writes what the driver has left behind, and takes it out of memory. If it cannot be written, the process
+// is killed: the kernel may drop pages that it could not write (ext4 does), and nobody else has what is in them.
 func (t *WriteThrough) flush(pidfd int) error {
+	err := t.flushAll(pidfd)
+	if err == nil {
+		return nil
+	}
+	_ = unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) // or it has ended
+	return fmt.Errorf("write %s: %w: the disk has lost GPU memory of process %d, which is therefore killed", t.b.name, err, t.pid)
+}
+
+func (t *WriteThrough) flushAll(pidfd int) error {
 	b := t.b
 	fd := int(b.Handle.Fd())
 	for started := uint64(0); t.flushed.Load() < b.size && !b.cancel.Load(); {
 		from := t.flushed.Load()
 		for started < t.passed() && started < from+t.window/4 { // the disk is to have enough to do
 			if err := syncRange(fd, started, b.chunk, unix.SYNC_FILE_RANGE_WRITE); err != nil {
-				return fmt.Errorf("write %s: %w", b.name, err)
+				return err
 			}
 			started += b.chunk
 		}
@@ -265,7 +275,7 @@ func (t *WriteThrough) flush(pidfd int) error {
 		}
 		const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
 		if err := syncRange(fd, from, b.chunk, all); err != nil {
-			return fmt.Errorf("write %s: %w", b.name, err)
+			return err
 		}
 		b.filler.Step("part written")
 		t.drop(pidfd, from, min(from+b.chunk, b.size))
@@ -304,6 +314,16 @@ func (b *File) WriteThrough() *WriteThrough { return b.through }
 
 // Undropped returns, after Wait, why pages stay in the page cache; nil if they do not.
 func (t *WriteThrough) Undropped() error { return t.undropped }
+
+// Failed returns why no more is written, nil while nothing has failed.
+func (t *WriteThrough) Failed() error {
+	select {
+	case <-t.b.filled:
+		return t.b.err
+	default:
+		return nil
+	}
+}
 
 // Near reports whether the driver's thread must be stopped: too much behind it is not written yet,
 // or what is before it is not filled.

@@ -360,6 +360,9 @@ func abort(all []*steering, kept []*os.File) (r reply, _ []*os.File, err error) 
 		err = errors.Join(err, s.err)
 		s.removeReserved()
 		for _, b := range s.areas {
+			if w := b.WriteThrough(); w != nil {
+				err = errors.Join(err, w.Failed())
+			}
 			b.Unlink()
 			kept = append(kept, b.Handle)
 			r.Areas = append(r.Areas, b.describe(s.target.PID))
