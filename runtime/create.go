@@ -105,7 +105,7 @@ func (k *creating) fallsBack(ctx context.Context) bool {
 // noteAfresh adds a start from the beginning to the node's log of operations, and why it was no restore.
 func (k *creating) noteAfresh(ctx context.Context, began time.Time, why error) {
 	view, err := k.c.config()
-	if err == nil && view.LogDir != "" {
+	if err == nil {
 		err = oplog.Append(view.LogDir, oplog.Entry{Operation: "restore", Namespace: k.c.namespace, Container: k.c.id, Began: began.UTC(), Took: time.Since(began), Error: why.Error()})
 	}
 	if err != nil {

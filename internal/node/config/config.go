@@ -51,7 +51,7 @@ type Node struct {
 	// memory that processes share since a fork for each. 0: half of the room on the dump's disk.
 	ForkLimit int64 `toml:"fork_limit"`
 	// LogDir keeps the logs of CRIU runs that failed, the last of each kind:
-	// NAMESPACE-CONTAINER-dump.log, …-restore.log.
+	// NAMESPACE-CONTAINER-dump.log, …-restore.log; and a line for each operation.
 	LogDir string `toml:"log_dir"`
 	// StateDir keeps a record of each container that is being changed, for gpuckpt recover. It must be
 	// on a disk.
@@ -256,6 +256,9 @@ func (n *Node) check() error {
 	}
 	if n.DriverRoot != "" && !filepath.IsAbs(n.DriverRoot) {
 		return fmt.Errorf("driver_root is %q; it must be an absolute path, such as /run/nvidia/driver", n.DriverRoot)
+	}
+	if !filepath.IsAbs(n.LogDir) { // who writes there and who reads is in another directory
+		return fmt.Errorf("log_dir is %q; it must be an absolute path, such as /var/log/gpuckpt", n.LogDir)
 	}
 	if !filepath.IsAbs(n.StateDir) {
 		return fmt.Errorf("state_dir is %q; it must be an absolute path, such as /var/lib/gpuckpt/records", n.StateDir)

@@ -258,7 +258,7 @@ func (q *Sequence) Save(ctx context.Context, bundle string) {
 		log.G(ctx).WithError(err).Warn("write the timeline")
 	}
 	node, err := config.Load()
-	if err == nil && node.LogDir != "" {
+	if err == nil {
 		err = oplog.Append(node.LogDir, e)
 	}
 	if err != nil {

@@ -6,11 +6,15 @@ package sequence
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
 
 // openFiles returns how many files this process has open, without the one that counts them.
@@ -28,7 +32,11 @@ func openFiles(t *testing.T) int {
 func TestWayBackWithoutFiles(t *testing.T) {
 	if os.Getenv("GPUCKPT_TEST_CHILD") == "" { // the limit would be that of all other tests
 		cmd := exec.Command(os.Args[0], "-test.run=^TestWayBackWithoutFiles$", "-test.v")
-		cmd.Env = append(os.Environ(), "GPUCKPT_TEST_CHILD=1")
+		node := filepath.Join(t.TempDir(), "config.toml")
+		if err := os.WriteFile(node, fmt.Appendf(nil, "log_dir = %q\n", t.TempDir()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Env = append(os.Environ(), "GPUCKPT_TEST_CHILD=1", config.Env+"="+node)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
