@@ -25,13 +25,13 @@ import (
 
 const usage = `Checkpoint, restore and migrate GPU pods.
 
-  kubectl gpuckpt checkpoint POD [--container NAME] [--to REPOSITORY[:TAG]] [--wait]
+  kubectl gpuckpt checkpoint POD [--container NAME] [--to REPOSITORY[:TAG]] [--push-secret NAME] [--wait]
   kubectl gpuckpt restore CHECKPOINT [--like POD] [--name NAME] | kubectl apply -f -
-  kubectl gpuckpt migrate POD --to-node NODE [--to REPOSITORY] [--wait]
+  kubectl gpuckpt migrate POD [--to-node NODE] [--to REPOSITORY] [--push-secret NAME] [--wait]
   kubectl gpuckpt ls
   kubectl gpuckpt logs CHECKPOINT|MIGRATION|POD
 
-Without --to a pod's annotations gpuckpt.dev/repository and gpuckpt.dev/push-secret count.
+Without --to the pod's annotations gpuckpt.dev/repository and gpuckpt.dev/push-secret are used.
 `
 
 // asked is what a command is told.
@@ -91,6 +91,9 @@ func run(ctx context.Context, args []string, connect func(clientcmd.ClientConfig
 		}
 		return err
 	}
+	if flags.NArg() == 0 {
+		return fmt.Errorf("name a command\n\n%s", usage)
+	}
 	command, ok := commands[flags.Arg(0)]
 	if !ok {
 		return fmt.Errorf("%q is no command\n\n%s", flags.Arg(0), usage)
@@ -100,7 +103,10 @@ func run(ctx context.Context, args []string, connect func(clientcmd.ClientConfig
 			return fmt.Errorf("%s has no flag --%s", flags.Arg(0), name)
 		}
 	}
-	if want := len(strings.Fields(command.argument)); flags.NArg() != 1+min(want, 1) {
+	if command.argument == "" && flags.NArg() > 1 {
+		return fmt.Errorf("%s takes no name", flags.Arg(0))
+	}
+	if command.argument != "" && flags.NArg() != 2 {
 		return fmt.Errorf("%s takes the name of one %s\n\n%s", flags.Arg(0), command.argument, usage)
 	}
 	config := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides)

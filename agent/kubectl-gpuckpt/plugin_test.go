@@ -269,7 +269,7 @@ $`; err != nil || !regexp.MustCompile(want).MatchString(out) {
 // What a command does not take is refused, before anything is made.
 func TestRefused(t *testing.T) {
 	for args, want := range map[string]string{
-		"": "is no command", "restart a": "is no command", "checkpoint": "takes the name of one POD", "checkpoint a b": "takes the name of one POD", "ls a": "takes the name",
+		"": "name a command", "restart a": "is no command", "checkpoint": "takes the name of one POD", "checkpoint a b": "takes the name of one POD", "ls a": "ls takes no name",
 		"ls --wait": "ls has no flag --wait", "restore done --to r.test/a": "restore has no flag --to", "checkpoint bare": "Give --to REPOSITORY", "checkpoint gone": "not found",
 		"migrate trainer --to r.test/a:b": "without a tag", "restore half": "is not complete", "checkpoint trainer --sooner": "unknown flag",
 	} {

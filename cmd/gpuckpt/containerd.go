@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"strings"
@@ -105,9 +106,18 @@ func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Clie
 		c, err = client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", d.address, err)
+		return nil, nil, unreachable(d.address, err)
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
+}
+
+// unreachable says what to do about a socket that refuses.
+func unreachable(address string, err error) error {
+	hint := "--address, or $CONTAINERD_ADDRESS, names another"
+	if errors.Is(err, fs.ErrPermission) {
+		hint = "run gpuckpt as root"
+	}
+	return fmt.Errorf("reach containerd at %s (%s): %w", address, hint, err)
 }
 
 // snapshotter returns the one named, or else the default of containerd's namespace.

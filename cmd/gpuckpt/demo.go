@@ -35,7 +35,7 @@ at the end, or with --keep at Ctrl-C. Its programs come in the package gpuckpt-d
 			lib := filepath.Join(release, "lib", "gpuckpt")
 			program := filepath.Join(lib, "demo", "demo")
 			if _, err := os.Stat(program); err != nil {
-				return fmt.Errorf("the demo is not installed: install the package gpuckpt-demo, or unpack its archive over %s: %w", release, err)
+				return fmt.Errorf("the demo is not installed: install the package gpuckpt-demo, or unpack its archive over %s (in a clone, make demo runs it): %w", release, err)
 			}
 			dirs := []string{filepath.Join(release, "bin"), lib, filepath.Join(lib, "criu"), filepath.Join(lib, "demo")}
 			env := append(os.Environ(), "GPUCKPT_BIN="+strings.Join(dirs, string(os.PathListSeparator)))

@@ -45,6 +45,8 @@ here?
 
 The exit status is 1 if there is a failure. A warning is something that makes
 checkpoints slower, or keeps some containers from them.`,
+		Example: `  gpuckpt doctor
+  gpuckpt doctor --image example.com/job:1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}

@@ -51,8 +51,11 @@ func run(ctx context.Context, args []string) int {
 	log.L.Logger.SetOutput(stderr)
 	called := false
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		level, _ := c.Flags().GetString(logLevel)                                             // rootCommand has it
-		err := cmp.Or(log.SetLevel(level), c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does the last two only after this
+		level, _ := c.Flags().GetString(logLevel) // rootCommand has it
+		if log.SetLevel(level) != nil {
+			return fmt.Errorf("--%s %s: it must be trace, debug, info, warn or error", logLevel, level)
+		}
+		err := cmp.Or(c.ValidateRequiredFlags(), c.ValidateFlagGroups()) // cobra does these only after this
 		called = err == nil
 		return err
 	}

@@ -5,10 +5,13 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -26,6 +29,7 @@ func TestErrorsAsJSON(t *testing.T) {
 	}{
 		{[]string{"gpuckpt", "ls", "--json", "--address", "/nowhere/c.sock"}, "reach containerd at /nowhere/c.sock", ""},
 		{[]string{"gpuckpt", "suspend", "--json"}, "accepts 1 arg", "gpuckpt suspend --help"},
+		{[]string{"gpuckpt", "ps", "--json", "--log-level", "loud"}, "it must be trace, debug, info, warn or error", "gpuckpt ps --help"},
 		{[]string{"gpuckpt", "ps", "--json", "--what"}, "unknown flag: --what", "gpuckpt ps --help"},
 	} {
 		out, errs, exit := m.run(c.args...)
@@ -36,6 +40,13 @@ func TestErrorsAsJSON(t *testing.T) {
 		if !strings.Contains(f.Error, c.says) || f.Help != c.help {
 			t.Errorf("%q: %+v", c.args, f)
 		}
+	}
+}
+
+// What containerd's socket refuses to who is not root needs root, and no other socket.
+func TestUnreachable(t *testing.T) {
+	if text := unreachable("/c.sock", &net.OpError{Op: "dial", Err: unix.EACCES}).Error(); !strings.Contains(text, "run gpuckpt as root") || strings.Contains(text, "--address") {
+		t.Error(text)
 	}
 }
 

@@ -89,6 +89,9 @@ image, unpacked. An image of containerd that is not unpacked is restored while i
 
 Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
 network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,
+		Example: `  gpuckpt restore example.com/job:1 --name job --gpus 0
+  gpuckpt restore --pull registry.example.com/job:1 --name job --gpus 0,1 --net-host
+  gpuckpt restore ./dump --base example.com/base:1 --name job`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (any, string, error) {
@@ -122,7 +125,7 @@ network, capabilities, a user, a terminal. A mount takes the place of the defaul
 	f.StringSliceVar(&o.capAdd, "cap-add", nil, "capabilities that the container gets, CAP_SYS_ADMIN")
 	f.StringSliceVar(&o.capDrop, "cap-drop", nil, "capabilities that it does not get")
 	f.BoolVar(&o.privileged, "privileged", false, "all capabilities and all devices of the host")
-	f.BoolVar(&o.newPrivs, "allow-new-privs", false, "let its programs gain privileges, by sudo say, as Docker's and nerdctl's containers may")
+	f.BoolVar(&o.newPrivs, "allow-new-privs", false, "let its programs gain privileges, such as by sudo, as Docker's and nerdctl's containers may")
 	f.BoolVar(&o.readOnly, "read-only", false, "a root file system that is read-only")
 	f.StringVar(&o.user, "user", "", "USER[:GROUP] that the container was run as (default: the image's)")
 	f.StringVar(&o.memory, "memory-limit", "", "memory that the container may take, 16GiB (default: all)")
@@ -145,14 +148,14 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	}
 	ref, dir := from, ""
 	if convert.IsPath(from) {
-		if ref = o.base; ref == "" {
-			return nil, fmt.Errorf("restore %s: a dump has no files of the container: name the image it was made from with --base", from)
-		}
 		if dir, err = filepath.Abs(from); err != nil {
 			return nil, err
 		}
 		if _, err := os.Stat(filepath.Join(dir, "inventory.img")); err != nil { // the shim parses it, when it has seen the signature
 			return nil, fmt.Errorf("restore %s: it is not a checkpoint: %w", from, err)
+		}
+		if ref = o.base; ref == "" {
+			return nil, fmt.Errorf("restore %s: a dump has no files of the container: name the image it was made from with --base", from)
 		}
 	} else if o.base != "" {
 		return nil, errors.New("--base is for restoring from a directory; a checkpoint image has its own")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -29,6 +30,8 @@ func suspendCommand() *cobra.Command {
 Its GPU memory goes to host memory, or with --spill to a disk, and its processes
 stay, frozen, until "gpuckpt resume" or "ctr tasks resume". Others can use the
 GPUs meanwhile.`,
+		Example: `  gpuckpt suspend job
+  gpuckpt suspend --spill /var/spill job`,
 	}, client.Paused, func() (map[string]string, error) {
 		orders := map[string]string{annotations.Suspend: "true"}
 		if spill == "" {
@@ -51,6 +54,8 @@ func resumeCommand() *cobra.Command {
 		Long: `Return a suspended container to its GPUs, or to others.
 
 If they have too little memory free, the container stays suspended.`,
+		Example: `  gpuckpt resume job
+  gpuckpt resume --gpus 1,0 job`,
 	}, client.Running, func() (map[string]string, error) {
 		orders := map[string]string{annotations.Suspend: "false"}
 		if len(gpus) > 0 {
@@ -110,9 +115,9 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 		return err
 	}
 	defer joinClose(&err, c)
-	container, err := c.LoadContainer(ctx, id)
+	container, err := localstore.FindContainer(ctx, c, id)
 	if err != nil {
-		return err // which names it, and the namespace
+		return err
 	}
 	task, err := container.Task(ctx, nil)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
@@ -36,11 +35,7 @@ func (r *run) prepare(ctx context.Context, id string) error {
 	if err := r.Build.Check(); err != nil {
 		return err
 	}
-	container, err := r.client.LoadContainer(ctx, id)
-	if errdefs.IsNotFound(err) {
-		namespace, _ := namespaces.Namespace(ctx)
-		return fmt.Errorf("there is no such container in containerd's namespace %s: %w", namespace, errdefs.ErrNotFound)
-	}
+	container, err := localstore.FindContainer(ctx, r.client, id)
 	if err != nil {
 		return err
 	}

@@ -117,6 +117,16 @@ func CheckName(name string) error {
 	return nil
 }
 
+// FindContainer finds a container in containerd.
+func FindContainer(ctx context.Context, c *client.Client, id string) (client.Container, error) {
+	found, err := c.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		namespace, _ := namespaces.Namespace(ctx)
+		return nil, fmt.Errorf("there is no such container in containerd's namespace %s (`gpuckpt ps --all --all-namespaces` lists all): %w", namespace, errdefs.ErrNotFound)
+	}
+	return found, err
+}
+
 // Find finds an image in containerd by its name.
 func Find(ctx context.Context, c *client.Client, name string) (images.Image, error) {
 	found, err := c.ImageService().Get(ctx, name)

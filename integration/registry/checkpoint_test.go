@@ -307,7 +307,7 @@ func TestPausedContainerStaysPaused(t *testing.T) {
 func TestCheckpointRefuses(t *testing.T) {
 	k := start(t, shared, harness.RunSpec{}, "counter")
 	const ref = "gpuckpt.test/refused:1"
-	fails(t, shared, nil, []string{"no such container"}, "checkpoint", "nobody", "--image", ref)
+	fails(t, shared, nil, []string{"no such container", "gpuckpt ps --all --all-namespaces"}, "checkpoint", "nobody", "--image", ref)
 	fails(t, shared, nil, []string{"not a full image name"}, "checkpoint", k.ID, "--image", "job")
 	fails(t, shared, nil, []string{"[image push] is required"}, "checkpoint", k.ID)
 	fails(t, shared, nil, []string{"zstd, gzip or none"}, "checkpoint", k.ID, "--image", ref, "--compression", "zip")

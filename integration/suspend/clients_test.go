@@ -27,7 +27,7 @@ func TestRefusals(t *testing.T) {
 	resume(t, shared, k)
 	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "is not suspended")
 	k.Expect(t, "count", "102")
-	harness.Says(t, gpuckpt(t, shared, "suspend", "no-such-container"), `container "no-such-container" in namespace`, "not found")
+	harness.Says(t, gpuckpt(t, shared, "suspend", "no-such-container"), "no such container in containerd's namespace", "not found")
 
 	shim, err := bins.Path(proc.ShimName)
 	if err != nil {

@@ -268,6 +268,9 @@ func (o Options) addImport(c *changes, config, file string) error {
 // dump has containerd print its configuration, and returns it with what containerd says.
 func (o Options) dump(ctx context.Context, config string) (all map[string]any, said string, err error) {
 	out, said, err := o.run(ctx, cmp.Or(o.Containerd, "containerd"), "--config", config, "config", "dump")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, said, fmt.Errorf("%w: install containerd, name it with --containerd, or leave its configuration alone with --without-containerd", err)
+	}
 	if err != nil {
 		return nil, said, err
 	}
@@ -326,7 +329,7 @@ func (o Options) run(ctx context.Context, program string, args ...string) (stdou
 			}
 		}
 		if !strings.Contains(program, "/") {
-			return nil, "", fmt.Errorf("no program %s in %s", program, searchPath)
+			return nil, "", fmt.Errorf("no program %s in %s: %w", program, searchPath, fs.ErrNotExist)
 		}
 	}
 	cmd := exec.CommandContext(ctx, program, args...)

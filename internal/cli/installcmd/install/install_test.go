@@ -179,6 +179,14 @@ func TestPrefix(t *testing.T) {
 	}
 }
 
+// A node without containerd is told what to do.
+func TestNoContainerd(t *testing.T) {
+	_, err := Install(t.Context(), Options{Root: t.TempDir(), Source: release(t, "1")})
+	if err == nil || !strings.Contains(err.Error(), "--without-containerd") {
+		t.Error(err)
+	}
+}
+
 // A source that is no release changes nothing.
 func TestNoRelease(t *testing.T) {
 	root := t.TempDir()
