@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -84,7 +85,9 @@ func pausePicture(results fs.FS) ([]byte, error) {
 		if p.interposer {
 			class, label = "bar", fmt.Sprintf("%d GiB, with the interposer", p.gib)
 		}
-		bars = append(bars, bar{class, label, fmt.Sprintf("H200, commit %.7s, %s", b.Commit, runs(len(gaps))), median(gaps)})
+		// The file has the commit of the programs; of shim and helper it is in the directory's name.
+		commit := strings.Split(p.file, "-")[3]
+		bars = append(bars, bar{class, label, fmt.Sprintf("H200, commit %s, %s", commit, runs(len(gaps))), median(gaps)})
 	}
 	return barPicture("Seconds without an answer while a checkpoint leaves a program running", "(GPU memory)", bars), nil
 }
