@@ -92,7 +92,7 @@ another name than the image's own. --manifest prints what another program is to 
 what it has written:
 
   gpuckpt image sign --manifest PLACE >gpuckpt.manifest
-  cosign sign-blob --key cosign.key --output-signature job.sig gpuckpt.manifest
+  cosign sign-blob --key cosign.key --tlog-upload=false --output-signature job.sig gpuckpt.manifest
   gpuckpt image sign --signature job.sig PLACE DESTINATION
 
 ` + places,

@@ -91,7 +91,7 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// podman is an archive as Podman exports it, uncompressed: with more at the root, and
+// podman is an archive as Podman 4.3 and 5.4 export it, uncompressed: with more at the root, and
 // with shared memory apart even where there is none.
 func podman(t testing.TB) []item {
 	shm := tarOf(t, item{name: "./", kind: tar.TypeDir})
