@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,14 @@ func TestOneLineAnImage(t *testing.T) {
 	a := inspectAnswer{Image: &oci.Image{Annotations: map[string]string{annotations.ContainerName: name}, Metadata: new(images.Metadata)}}
 	if text := a.words(); !strings.Contains(text, `ours\nexample.com`) {
 		t.Errorf("inspect prints %s", text)
+	}
+}
+
+// Names in JSON begin with a small letter.
+func TestNamesInJSON(t *testing.T) {
+	data, err := json.Marshal(&inspectAnswer{Previous: &inspectPrevious{}})
+	if names := regexp.MustCompile(`"[A-Z]\w*":`).FindAllString(string(data), -1); err != nil || len(names) > 0 {
+		t.Errorf("%v, %v", names, err)
 	}
 }
 

@@ -189,10 +189,14 @@ func inspectMetadata(ctx context.Context, provider content.Provider, layer ocisp
 // Comparison is what a checkpoint image shares with a previous one.
 type Comparison struct {
 	// Layers are the checkpoint's own, Bytes their sizes as stored; Shared: of both images.
-	Layers, SharedLayers       int
-	Bytes, SharedBytes         uint64
-	GPULayers, SharedGPULayers int
-	GPUBytes, SharedGPUBytes   uint64
+	Layers          int    `json:"layers"`
+	SharedLayers    int    `json:"sharedLayers"`
+	Bytes           uint64 `json:"bytes"`
+	SharedBytes     uint64 `json:"sharedBytes"`
+	GPULayers       int    `json:"gpuLayers"`
+	SharedGPULayers int    `json:"sharedGPULayers"`
+	GPUBytes        uint64 `json:"gpuBytes"`
+	SharedGPUBytes  uint64 `json:"sharedGPUBytes"`
 }
 
 // Compare counts what a push of i need not send to a registry that has previous.
