@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
@@ -194,13 +195,28 @@ func (p *pushed) flags(c *cobra.Command) {
 	encryptFlag(c, &p.recipients)
 }
 
-// check refuses a name that cannot be pushed to before anything is dumped.
+// check refuses what cannot be pushed, or for nobody, before anything is dumped.
 func (p *pushed) check() error {
-	if p.to == "" {
-		return nil
+	switch {
+	case p.to != "":
+		p.image = cmp.Or(p.image, p.to)
+		return cmp.Or(localstore.CheckName(p.to), encryption.Check(p.recipients))
+	case len(p.recipients) > 0:
+		return errors.New("--encrypt is for --push: an image in containerd is not encrypted")
 	}
-	p.image = cmp.Or(p.image, p.to)
-	return localstore.CheckName(p.to)
+	return nil
+}
+
+// again is the command that sends an image which could not be sent.
+func (p *pushed) again(ctx context.Context, image, to string) string {
+	words := []string{"gpuckpt image push"}
+	if namespace, _ := namespaces.Namespace(ctx); namespace != namespaces.Default {
+		words = append(words, "--namespace", namespace)
+	}
+	for _, r := range p.recipients {
+		words = append(words, "--encrypt", r)
+	}
+	return strings.Join(append(words, image, to), " ")
 }
 
 // begin has the layers of the images sent as they are made. Those that are to be encrypted are not: they are others.
@@ -257,7 +273,7 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 			return sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options)
 		}); err != nil {
 			made[i].PushError = err.Error()
-			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `gpuckpt image push %s %s` sends it", err, m.Image, m.Image, a.Image))
+			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `%s` sends it", err, m.Image, p.again(ctx, m.Image, a.Image)))
 			continue
 		}
 		a.Seconds = time.Since(began).Seconds()

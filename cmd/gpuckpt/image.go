@@ -127,6 +127,9 @@ with --key, fail unless one of those keys has.
 ` + places,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := there(keyFiles); err != nil {
+				return err
+			}
 			return d.run(cmd, func(ctx context.Context, dial convert.Dial, progress images.Progress) (_ any, _ string, err error) {
 				s, err := openPlace(ctx, dial, args[0])
 				if err != nil {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -75,6 +76,32 @@ func TestOneLineAnImage(t *testing.T) {
 	a := inspectAnswer{Image: &oci.Image{Annotations: map[string]string{annotations.ContainerName: name}, Metadata: new(images.Metadata)}}
 	if text := a.words(); !strings.Contains(text, `ours\nexample.com`) {
 		t.Errorf("inspect prints %s", text)
+	}
+}
+
+// A key that a command names and that is not there is told of before anything else is done: no container is
+// ended, and no image is sent or read. Nothing is encrypted for whom without a push.
+func TestNoSuchKey(t *testing.T) {
+	m := newMachine(t, 1)
+	for _, args := range [][]string{
+		{"checkpoint", "job", "--push", "example.com/job:1", "--encrypt", "/nowhere/key.pub"},
+		{"image", "verify", "example.com/job:1", "--key", "/nowhere/key.pub"},
+		{"image", "pull", "example.com/job:1", "--decrypt-key", "/nowhere/key.pub"},
+	} {
+		if _, errs, exit := m.run(append([]string{"gpuckpt"}, append(args, "--address", "/nowhere/c.sock")...)...); exit != 1 || !strings.Contains(errs, "/nowhere/key.pub: no such file") {
+			t.Errorf("%q: exit status %d, %s", args, exit, errs)
+		}
+	}
+	if _, errs, _ := m.run("gpuckpt", "checkpoint", "job", "--image", "example.com/job:1", "--encrypt", "/nowhere/key.pub"); !strings.Contains(errs, "--encrypt is for --push") {
+		t.Error(errs)
+	}
+}
+
+// Who sends an image again sends it encrypted for the same, out of the same namespace.
+func TestSendAgain(t *testing.T) {
+	p := pushed{recipients: []string{"a.pub", "b.pub"}}
+	if got := p.again(namespaces.WithNamespace(t.Context(), "k8s.io"), "job:1", "there:1"); got != "gpuckpt image push --namespace k8s.io --encrypt a.pub --encrypt b.pub job:1 there:1" {
+		t.Error(got)
 	}
 }
 

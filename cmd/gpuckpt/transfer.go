@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -117,6 +118,16 @@ them is found in the registry. They are kept in $TMPDIR, or /var/tmp, meanwhile.
 	return c
 }
 
+// there fails unless each file of keys that a flag names is there: of a node's settings none needs to be.
+func there(files []string) error {
+	for _, file := range files {
+		if _, err := os.Stat(file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func pullCommand() *cobra.Command {
 	var t transferFlags
 	var snapshotter string
@@ -133,6 +144,9 @@ An encrypted checkpoint is decrypted with --decrypt-key, or with a key in
 ` + config.DecryptionKeys + `. Without any key that is left to containerd.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := there(keys); err != nil {
+				return err
+			}
 			return t.transfer(cmd, args[0], "fetched", func(ctx context.Context, dial convert.Dial, a *transferAnswer) error {
 				c, err := dial()
 				if err != nil {

@@ -135,7 +135,8 @@ func run(ctx context.Context, keep bool) (before, after string, err error) {
 		return "", "", err
 	}
 	title("It is yours until Ctrl-C. In another terminal, as root:")
-	fmt.Printf(keepText, bins.SearchPath(), c.Address(), c.Namespace(), c.ShimConfigPath(), strings.Join(c.HostEnv(), " "), name, c.Dumps(), specs, port)
+	own := strings.TrimSuffix(bins.SearchPath(), ":"+os.Getenv("PATH"))
+	fmt.Printf(keepText, own, c.Address(), c.Namespace(), c.ShimConfigPath(), strings.Join(c.HostEnv(), " "), name, c.Dumps(), specs, port)
 	<-ctx.Done()
 	return before, after, nil
 }

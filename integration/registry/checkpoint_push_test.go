@@ -29,7 +29,7 @@ func TestCheckpointPush(t *testing.T) {
 	k.Expect(t, "count", "102") // it runs as before
 
 	// Without the password: the image is there all the same.
-	fails(t, c, nil, []string{"docker login", "gpuckpt image push gpuckpt.test/job:1 " + ref}, "checkpoint", k.ID, "--image", "gpuckpt.test/job:1", "--push", ref, "--leave-running")
+	fails(t, c, nil, []string{"docker login", "gpuckpt image push --namespace " + c.Namespace() + " gpuckpt.test/job:1 " + ref}, "checkpoint", k.ID, "--image", "gpuckpt.test/job:1", "--push", ref, "--leave-running")
 	if _, err := c.Client().ImageService().Get(t.Context(), "gpuckpt.test/job:1"); err != nil {
 		t.Errorf("the image did not stay: %v", err)
 	}

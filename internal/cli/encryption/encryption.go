@@ -32,6 +32,18 @@ func Encrypts(recipients []string) bool {
 	return err != nil || len(recipients) > 0 || len(node.Encryption.Recipients) > 0
 }
 
+// Check reads whom Push will encrypt a plain image for, if for anybody.
+func Check(recipients []string) error {
+	node, err := config.Load()
+	if len(recipients) == 0 {
+		recipients = node.Encryption.Recipients
+	}
+	if err == nil && len(recipients) > 0 {
+		_, err = crypt.ReadRecipients(recipients...)
+	}
+	return err
+}
+
 // Push is registry.Push of a source's image, which it encrypts before: for the recipients, files of
 // public keys, or where there are none, for those of the node's configuration. It returns the digest
 // of what it sent.
