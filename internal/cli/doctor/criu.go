@@ -11,7 +11,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 )
 
-const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere install a release of gpuckpt, which has CRIU inside"
+const criuFix = "add-apt-repository --yes ppa:criu/ppa && apt-get install --yes criu  # Ubuntu; elsewhere hack/setup criu in a clone of gpuckpt, or a release, which has CRIU inside"
 
 // CheckCRIU looks at the criu that a shim would use, and has criu look at the kernel.
 func CheckCRIU(ctx context.Context, n *Node) []Check {
