@@ -132,6 +132,9 @@ func Find(ctx context.Context, c *client.Client, name string) (images.Image, err
 	found, err := c.ImageService().Get(ctx, name)
 	if errdefs.IsNotFound(err) {
 		namespace, _ := namespaces.Namespace(ctx)
+		if bad := CheckName(name); bad != nil {
+			return found, fmt.Errorf("there is no image %s in containerd's namespace %s, and %w: %w", name, namespace, bad, errdefs.ErrNotFound)
+		}
 		return found, fmt.Errorf("there is no image %s in containerd's namespace %s: %w", name, namespace, errdefs.ErrNotFound)
 	}
 	if err != nil {

@@ -342,5 +342,6 @@ func TestPushRefuses(t *testing.T) {
 	fails(t, shared, nil, []string{"gpuckpt image convert"}, "image", "push", stock)
 	fails(t, shared, nil, []string{"not a full image name"}, "image", "push", "job")
 	fails(t, shared, nil, []string{"there is no image"}, "image", "push", s.ref("nothing:1"))
+	fails(t, shared, nil, []string{"there is no image", "not a full image name such as example.com/job:1"}, "restore", s.ref("nothing"))
 	fails(t, shared, nil, []string{"not found"}, "image", "pull", s.ref("nothing:1"))
 }
