@@ -257,6 +257,9 @@ func List(dir, namespace string) ([]string, error) {
 	if namespace != "*" && namespace != filepath.Base(namespace) || strings.ContainsAny(strings.TrimPrefix(namespace, "*"), "*?[") {
 		return nil, fmt.Errorf("%q is no namespace", namespace)
 	}
+	if _, err := os.ReadDir(dir); err != nil && !errors.Is(err, os.ErrNotExist) { // of which Glob says nothing
+		return nil, err
+	}
 	paths, err := filepath.Glob(filepath.Join(dir, namespace, "*.json"))
 	slices.Sort(paths)
 	return paths, err

@@ -60,6 +60,17 @@ func TestJournal(t *testing.T) {
 	}
 }
 
+// Records that cannot be looked for are not none.
+func TestListUnreadable(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "records")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if paths, err := List(file, "*"); err == nil {
+		t.Errorf("listed %q", paths)
+	}
+}
+
 // An operation does not begin without its record.
 func TestNoRecord(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
