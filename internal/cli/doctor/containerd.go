@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -21,8 +22,9 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// containerdTested is the oldest containerd that this project is tested with.
-const containerdTested = "v2.4"
+// containerdOldest is the oldest containerd that starts the shim and is tested. Earlier ones know no shim of
+// version 3.
+const containerdOldest = "v2.2"
 
 // containerdConfig is the part of containerd's configuration that is checked.
 type containerdConfig struct {
@@ -64,10 +66,9 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 		}
 		return a.with(Failure, "daemon", err.Error(), "no container can run", "systemctl enable --now containerd  # or name its socket: gpuckpt doctor --address SOCKET"), nil, ""
 	}
-	is := semver.MajorMinor("v" + number)
 	found := fmt.Sprintf("%s at %s (pid %d)", number, d.Address, d.PID)
-	a.either(is == "" || semver.Compare(is, containerdTested) >= 0, "daemon", found,
-		Warning, found, "gpuckpt is tested with "+containerdTested[1:]+" and newer", "# see https://github.com/containerd/containerd/releases")
+	a.either(!tooOld(number), "daemon", found,
+		Failure, found, "too old: gpuckpt's runtime needs containerd "+containerdOldest[1:]+" or newer", "# see https://github.com/containerd/containerd/releases")
 	out, stderr, err := n.Run(ctx, d.Program, "--config", d.Config, "config", "dump")
 	var config containerdConfig
 	if err == nil {
@@ -79,6 +80,12 @@ func CheckContainerd(ctx context.Context, n *Node, address string, err error) (c
 	cri := cmp.Or(config.Plugins.Version3, config.Plugins.Version2, new(criConfig))
 	a.checkCRI(n, config.DisabledPlugins, cri)
 	return a.checks, cri.CDIDirs, config.Root
+}
+
+// tooOld reports whether a containerd is, as far as its number says: Debian's is 1.7.24~ds1.
+func tooOld(number string) bool {
+	is := semver.MajorMinor("v" + regexp.MustCompile(`^[\d.]*`).FindString(number))
+	return is != "" && semver.Compare(is, containerdOldest) < 0
 }
 
 // version asks the daemon for its version, without "v".

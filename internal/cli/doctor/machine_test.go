@@ -9,6 +9,15 @@ import (
 	"testing"
 )
 
+// A containerd that is too old is found, whatever a distribution calls it.
+func TestTooOld(t *testing.T) {
+	for number, want := range map[string]bool{"1.7.24~ds1": true, "1.6.20~ds1": true, "1.7.28-0ubuntu1~24.04.1": true, "2.1.4": true, "2.2.9": false, "2.10.0": false, "2.4.2+unknown": false, "": false, "dev": false} {
+		if got := tooOld(number); got != want {
+			t.Errorf("%q: %v", number, got)
+		}
+	}
+}
+
 func TestCheckKernel(t *testing.T) {
 	base := map[string]string{
 		"/proc/sys/kernel/osrelease": "6.1.2\n",

@@ -175,6 +175,9 @@ func (o Options) plain(ctx context.Context, c *changes, config string) (file str
 	if err := remarshal(before, &had); err != nil {
 		return "", err
 	}
+	if had.Version < 3 { // containerd 2 shows any file as one of version 3
+		return "", errors.New("containerd is too old: the runtime needs 2.2 or newer")
+	}
 	file = filepath.Join(filepath.Dir(config), "conf.d", "gpuckpt.toml")
 	// Of a pattern there may be no file: without one that an import names containerd does not start.
 	pattern := strings.TrimSuffix(file, ".toml") + "*.toml"

@@ -187,6 +187,17 @@ func TestNoContainerd(t *testing.T) {
 	}
 }
 
+// A containerd that shows its configuration as one of version 2 is of before 2.0.
+func TestOldContainerd(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "containerd")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\necho version = 2\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (Options{Root: "/", Containerd: program}).plain(t.Context(), nil, "/nowhere/config.toml"); err == nil || !strings.Contains(err.Error(), "2.2 or newer") {
+		t.Error(err)
+	}
+}
+
 // A source that is no release changes nothing.
 func TestNoRelease(t *testing.T) {
 	root := t.TempDir()
