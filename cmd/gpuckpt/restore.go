@@ -425,6 +425,11 @@ func (o *restoreOptions) grants() (opts []ctroci.SpecOpts, _ error) {
 	if o.newPrivs {
 		opts = append(opts, ctroci.WithNewPrivileges)
 	}
+	for _, name := range slices.Concat(o.capAdd, o.capDrop) {
+		if !strings.HasPrefix(name, "CAP_") { // which runc would leave out
+			return nil, fmt.Errorf("%q is no capability such as CAP_SYS_ADMIN", name)
+		}
+	}
 	opts = append(opts, ctroci.WithAddedCapabilities(o.capAdd), ctroci.WithDroppedCapabilities(o.capDrop))
 	if o.readOnly {
 		opts = append(opts, ctroci.WithRootFSReadonly())
@@ -439,7 +444,7 @@ func (o *restoreOptions) grants() (opts []ctroci.SpecOpts, _ error) {
 	if o.files != "" {
 		limit, err := units.ParseUlimit("nofile=" + o.files)
 		if err != nil {
-			return nil, fmt.Errorf("--rlimit-nofile %q: %w", o.files, err)
+			return nil, fmt.Errorf("--rlimit-nofile %q is not SOFT or SOFT:HARD, such as 1024:4096", o.files)
 		}
 		opts = append(opts, ctroci.WithRlimit(&specs.POSIXRlimit{Type: "RLIMIT_NOFILE", Soft: uint64(limit.Soft), Hard: uint64(limit.Hard)}))
 	}

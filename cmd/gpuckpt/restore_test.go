@@ -22,6 +22,19 @@ func TestLayerSize(t *testing.T) {
 	}
 }
 
+// What a container may do is named as "ctr run" has it.
+func TestGrants(t *testing.T) {
+	for _, o := range []restoreOptions{{capAdd: []string{"SYS_ADMIN"}}, {capDrop: []string{"ALL"}}, {files: "many"}, {files: "4096:1024"}} {
+		if _, err := o.grants(); err == nil {
+			t.Errorf("granted: %+v", o)
+		}
+	}
+	o := restoreOptions{capAdd: []string{"CAP_SYS_ADMIN"}, files: "1024:4096"}
+	if _, err := o.grants(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDedupLines(t *testing.T) {
 	if got := dedupLines("push it: not found\nnot found\nleft behind\nnot found"); got != "push it: not found\nleft behind" {
 		t.Errorf("got %q", got)
