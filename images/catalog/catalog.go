@@ -8,6 +8,7 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type Entry struct {
 	// Container is the container that the checkpoint was taken of, "" where the image does not say.
 	Container string    `json:"container,omitempty"`
 	Created   time.Time `json:"created"`
+	named     time.Time // when the image got its name: a copy that was signed has its original's Created
 	// Bytes are those of the layers that the checkpoint adds to its base image, as stored. Other
 	// checkpoints may share some.
 	Bytes    uint64 `json:"bytes"`
@@ -92,7 +94,7 @@ func describe(ctx context.Context, c *client.Client, i images.Image, keys []sign
 	if err != nil {
 		return e, err
 	}
-	e = Entry{Image: i.Name, Digest: image.Digest, Container: image.Annotations[annotations.ContainerName], Created: image.Metadata.Created}
+	e = Entry{Image: i.Name, Digest: image.Digest, Container: image.Annotations[annotations.ContainerName], Created: image.Metadata.Created, named: i.CreatedAt}
 	if e.Created.IsZero() {
 		e.Created = i.CreatedAt
 	}
@@ -136,7 +138,7 @@ func (r Rules) Obsolete(entries []Entry, now time.Time) (gone []Entry) {
 	type group struct{ container, repository string }
 	seen := map[group][]digest.Digest{}
 	newest := slices.Clone(entries)
-	slices.SortStableFunc(newest, func(a, b Entry) int { return b.Created.Compare(a.Created) })
+	slices.SortStableFunc(newest, func(a, b Entry) int { return cmp.Or(b.Created.Compare(a.Created), b.named.Compare(a.named)) })
 	for _, e := range newest {
 		if _, err := digest.Parse(e.Image); err == nil || r.Container != "" && e.Container != r.Container {
 			continue

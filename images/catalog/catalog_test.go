@@ -54,6 +54,11 @@ func TestObsolete(t *testing.T) {
 			t.Errorf("%s: %v would go, want %v", c.name, gone, c.gone)
 		}
 	}
+	plain, signed := at("plain", "c", 1), at("signed", "c", 1)
+	signed.named = now
+	if gone := (Rules{Keep: 1}).Obsolete([]Entry{plain, signed}, now); len(gone) != 1 || gone[0].Image != plain.Image {
+		t.Errorf("of a checkpoint and its signed copy %v would go", gone)
+	}
 	if entries[0].Image != "host:5000/job:a3" {
 		t.Error("the entries have another order now")
 	}
