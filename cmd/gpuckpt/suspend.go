@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
-	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/internal/cli/pods"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
