@@ -21,6 +21,7 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // item is one entry of an archive that a test makes.
@@ -372,12 +373,12 @@ func TestRootFiles(t *testing.T) {
 		metadata.ConfigDumpFile, metadata.SpecDumpFile, metadata.StatusDumpFile, metadata.NetworkStatusFile,
 		metadata.DumpLogFile, metadata.StatusFile, "stats-dump", "container.log", "io.kubernetes.cri-o.LogPath",
 	} {
-		if !rootFile(name) {
+		if !sign.Describes(name) {
 			t.Errorf("%s does not stay with the checkpoint", name)
 		}
 	}
 	for _, name := range []string{"inventory.img", images.MetadataName, metadata.RootFsDiffTar} {
-		if rootFile(name) {
+		if sign.Describes(name) {
 			t.Errorf("%s only describes it", name)
 		}
 	}

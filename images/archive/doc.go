@@ -26,7 +26,6 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
-	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 var (
@@ -53,6 +52,3 @@ type Contents struct {
 	// Layers are the writable files, bottom up: plain tar archives.
 	Layers []Layer
 }
-
-// rootFile reports whether a file at an archive's root stays with the checkpoint in an image.
-func rootFile(name string) bool { return sign.Describes(name) }

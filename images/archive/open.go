@@ -18,6 +18,7 @@ import (
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // maxDump bounds what is read of a file of JSON, in bytes.
@@ -92,7 +93,7 @@ func read(ctx context.Context, r io.ReaderAt, size int64) (*Archive, error) {
 				return nil, err
 			}
 		case dir == "":
-			if rootFile(e.Name) {
+			if sign.Describes(e.Name) { // it stays with the checkpoint in an image
 				files = append(files, e)
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/atomicfile"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 // Write writes an archive under that name. It appears when it is complete; on an error the name is
@@ -124,13 +125,13 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 		}
 		return nil
 	}
-	if err := files("", rootFile); err != nil {
+	if err := files("", sign.Describes); err != nil {
 		return err
 	}
 	if err := w.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o700}); err != nil {
 		return err
 	}
-	if err := files(dir, func(name string) bool { return !rootFile(name) && name != images.MetadataName }); err != nil {
+	if err := files(dir, func(name string) bool { return !sign.Describes(name) && name != images.MetadataName }); err != nil {
 		return err
 	}
 	for _, a := range c.Areas() {

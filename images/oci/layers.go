@@ -348,7 +348,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 		if l.diffID, err = diffID(ctx, b.Provider, *rw); err != nil {
 			return nil, err
 		}
-		if l.reused, err = exists(ctx, b.store, rw.Digest); err != nil {
+		if l.reused, err = content.Exists(ctx, b.store, *rw); err != nil {
 			return nil, err
 		}
 		if err := b.copyBlob(ctx, *rw); err != nil {
@@ -381,16 +381,8 @@ func diffID(ctx context.Context, provider content.Provider, desc ocispec.Descrip
 	return digest.Canonical.FromReader(r)
 }
 
-func exists(ctx context.Context, store content.InfoProvider, d digest.Digest) (bool, error) {
-	_, err := store.Info(ctx, d)
-	if errdefs.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err error) {
-	if ok, err := exists(ctx, b.store, desc.Digest); ok || err != nil {
+	if ok, err := content.Exists(ctx, b.store, desc); ok || err != nil {
 		return err
 	}
 	ra, err := b.Provider.ReaderAt(ctx, desc)
@@ -406,7 +398,7 @@ func (b *builder) copyBlob(ctx context.Context, desc ocispec.Descriptor) (err er
 
 // put writes a blob that is at hand, unless the store has it.
 func (b *builder) put(ctx context.Context, desc ocispec.Descriptor, from io.Reader, opts ...content.Opt) error {
-	had, err := exists(ctx, b.store, desc.Digest)
+	had, err := content.Exists(ctx, b.store, desc)
 	if err != nil {
 		return err
 	}

@@ -152,7 +152,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 		if kind != LayerGPU && kind != LayerCRIU {
 			continue
 		}
-		ok, err := exists(ctx, b.store, d.Digest)
+		ok, err := content.Exists(ctx, b.store, d)
 		if err != nil {
 			return nil, fmt.Errorf("read the previous image: %w", err)
 		}

@@ -18,7 +18,6 @@ package sign
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -153,19 +152,15 @@ func digestBlock(ctx context.Context, f images.File, number, threads int) (strin
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if _, err := r.ReadAt(p, int64(from+at)); err != nil {
-			return fmt.Errorf("read %s: %w", f.Path, cmp.Or(shorter(err), err))
+		_, err := r.ReadAt(p, int64(from+at))
+		if errors.Is(err, io.EOF) {
+			err = ErrChanged
+		}
+		if err != nil {
+			return fmt.Errorf("read %s: %w", f.Path, err)
 		}
 		return nil
 	})
-}
-
-// shorter returns an ErrChanged for the end of a file that comes too early.
-func shorter(err error) error {
-	if errors.Is(err, io.EOF) {
-		return ErrChanged
-	}
-	return nil
 }
 
 // find returns the index of a file.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -117,12 +118,7 @@ func (s *Seal) SignedBy(keys []Key) (Key, error) {
 
 // Names returns the names of the signatures.
 func (s *Seal) Names() []string {
-	var names []string
-	for name := range s.Signatures {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(s.Signatures))
 }
 
 // SignatureName returns the name of the file that a key's signature is written to.
