@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/api/types/runc/options"
 	ptypes "github.com/containerd/containerd/v2/pkg/protobuf/types"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -82,6 +83,10 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskAPI.CheckpointTaskReque
 }
 
 func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.CheckpointTaskRequest) (err error) {
+	if c.pid == 0 { // nothing runs in it yet, or any more: runc's service refuses it
+		_, err := s.TTRPCTaskService.Checkpoint(ctx, r)
+		return errgrpc.ToNative(err)
+	}
 	read := config.For(c.annotations)
 	opts, err := checkpointOptions(r.Options, read)
 	if err != nil {
@@ -104,12 +109,10 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 	if c.suspended {
 		return fmt.Errorf("the container is suspended, its GPU state is not in its processes: resume it first: %w", errdefs.ErrFailedPrecondition)
 	}
-	if c.pid > 0 {
-		if err := hung.Refuse(c.pid); err != nil {
-			return err
-		}
+	if err := hung.Refuse(c.pid); err != nil {
+		return err
 	}
-	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "checkpoint", Container: c.id}, read)
+	turn, err := quota.TakeMemory(ctx, quota.Who{Operation: "checkpoint", Container: c.id}, read)
 	if err != nil {
 		return err
 	}
@@ -165,7 +168,7 @@ type checkpointing struct {
 // that is to end stays frozen until its checkpoint is complete. After an error it runs on, or is
 // paused as it was, and nothing of the checkpoint is left.
 func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
-	if k.c.pid > 0 && !k.c.paused && k.c.hears(false) { // else runc refuses it, or its pause has told the program
+	if !k.c.paused && k.c.hears(false) { // else its pause has told the program
 		if k.told, err = k.c.readHooks(k.read); err != nil {
 			return err
 		}
@@ -185,14 +188,11 @@ func (k *checkpointing) withoutCUDA(ctx context.Context) (err error) {
 		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	defer func() { err = sequence.Join(err, thaw()) }()
-	if k.c.pid > 0 {
-		err := k.refuseBurden()
-		if err == nil {
-			err = denied.Refuse(k.c.tree)
-		}
-		if err != nil {
-			return sequence.Join(err, k.images.Leave(ctx))
-		}
+	if err = k.refuseBurden(); err == nil {
+		err = denied.Refuse(k.c.tree)
+	}
+	if err != nil {
+		return sequence.Join(err, k.images.Leave(ctx))
 	}
 	if err := k.dumpSigned(ctx, thaw); err != nil {
 		k.release()
@@ -228,7 +228,7 @@ func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err 
 // freeze freezes a container that its client has not paused, by its cgroup: runc takes longer for it
 // than CRIU for a small program. thaw may be called again, and when the container has ended.
 func (k *checkpointing) freeze() (thaw func() error, err error) {
-	if k.c.paused || k.c.pid == 0 { // one that does not run is runc's to refuse
+	if k.c.paused {
 		return func() error { return nil }, nil
 	}
 	cg, err := host.CgroupOf(k.c.pid)
@@ -554,7 +554,7 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	locks, err := c.locks()
+	locks, err := filelocks.Find(c.pid, c.tree)
 	if err != nil {
 		return err
 	}
@@ -579,7 +579,7 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	tell, err := c.look()
+	tell, err := told.Look(c.pid, c.tree)
 	if err != nil {
 		return back(err)
 	}
@@ -639,10 +639,6 @@ func (c *container) unlockNetwork(ctx context.Context) {
 
 // noteDifferent notes what of a container whose dump is made comes back different.
 func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image.Set, closed int, lacks []string) (err error) {
-	c.different = nil
-	if c.pid == 0 {
-		return nil
-	}
 	if c.different, err = different.Look(dumped, c.pid, c.tree); err != nil { // it reads what the restore will
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
@@ -658,30 +654,11 @@ func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image
 
 // inspect refuses processes that a restore would refuse.
 func (c *container) inspect() error {
-	if c.pid == 0 {
-		return nil
-	}
 	file, err := bundle.Read(c.bundle)
 	if err != nil {
 		return err
 	}
 	return inspect.Frozen(file.Spec, c.bundle, c.pid)
-}
-
-// locks returns the locks that the container's processes have by their descriptors.
-func (c *container) locks() (filelocks.Found, error) {
-	if c.pid == 0 {
-		return nil, nil
-	}
-	return filelocks.Find(c.pid, c.tree)
-}
-
-// look finds what CRIU is told otherwise.
-func (c *container) look() (*told.Told, error) {
-	if c.pid == 0 {
-		return new(told.Told), nil
-	}
-	return told.Look(c.pid, c.tree)
 }
 
 func (c *container) pastCRIU(ctx context.Context, dir string, read config.Source) *pages.Dump {

@@ -24,7 +24,7 @@ import (
 // which would answer no State, Kill or Delete of the container meanwhile: a program can have CRIU wait for
 // minutes. A container without processes is left to the service, which refuses it.
 func (s *Service) runcDump(ctx context.Context, c *container, images string, opts *options.CheckpointOptions) error {
-	if status, err := proc.StatusOf(c.pid); c.pid == 0 || proc.Ended(err) || status.Ended() {
+	if status, err := proc.StatusOf(c.pid); proc.Ended(err) || status.Ended() {
 		_, err := s.TTRPCTaskService.Checkpoint(ctx, &taskAPI.CheckpointTaskRequest{ID: c.id, Path: images})
 		return errgrpc.ToNative(err)
 	}

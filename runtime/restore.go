@@ -76,6 +76,7 @@ type restoring struct {
 	systemV openfiles.SystemV
 	watches told.Watches
 	gate    *criu.Gate
+	inside  map[int]int // of inspect: the processes by their own pids, as proc.Inside has them
 	watch   *criu.Watch
 	first   int           // a pidfd of the first process, for when no file can be opened any more; -1 before it is there
 	within  time.Duration // that CRIU may take, from since on
@@ -97,7 +98,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if k.told, err = c.readHooks(c.config); err != nil {
 		return nil, err
 	}
-	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, k.view.Staging); err != nil {
+	if k.turn, err = quota.TakeMemory(ctx, quota.Who{Operation: "restore", Container: c.id}, c.config); err != nil {
 		return nil, err
 	}
 	var removed imagedir.Removed // the turn is over when their room is free
@@ -253,26 +254,29 @@ func (k *restoring) awaitRunc() error {
 // inspect compares what CRIU has restored, and holds, with the spec, and then gives the processes what
 // CRIU does not: how their threads are scheduled, and options of sockets and file locks, which they set and
 // take themselves.
-func (k *restoring) inspect(ctx context.Context) (uint64, error) {
+func (k *restoring) inspect(ctx context.Context) (_ uint64, err error) {
 	if err := inspect.Held(k.c.restore.gpus.Fixed(), k.c.bundle, k.c.pid, k.gate); err != nil {
+		return 0, err
+	}
+	if k.inside, err = proc.Inside(k.c.pids, k.c.pid); err != nil {
 		return 0, err
 	}
 	if err := k.threads.Restore(k.c.pids, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("threads do not run as they did")
 		k.c.different = append(k.c.different, "how threads run: containerd's log has what each of them lacks")
 	}
-	if err := k.sockets.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
+	if err := k.sockets.Restore(k.inside, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("sockets are not as they were")
 		k.c.different = append(k.c.different, "options of sockets: containerd's log has what each of them lacks")
 	}
-	if err := k.systemV.Restore(k.c.pid, k.c.pids, k.gate); err != nil {
+	if err := k.systemV.Restore(k.inside, k.gate); err != nil {
 		log.G(ctx).WithError(err).Warn("System V IPC is not as it was")
 		k.c.different = append(k.c.different, "System V IPC: containerd's log has what is not as it was")
 	}
-	if err := k.watches.Restore(k.c.pid, k.c.pids); err != nil {
+	if err := k.watches.Restore(k.inside); err != nil {
 		return 0, err
 	}
-	return 0, k.from.Locks.Restore(k.c.pid, k.c.pids, k.gate)
+	return 0, k.from.Locks.Restore(k.inside, k.gate)
 }
 
 // fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs
@@ -280,7 +284,7 @@ func (k *restoring) inspect(ctx context.Context) (uint64, error) {
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
 	filled, err := k.from.Memory.Fill(func() (*pages.Worker, error) {
 		return charged.Start(ctx, reap, k.view.Staging, pages.StartWorker)
-	}, k.c.pid, k.c.pids)
+	}, k.inside)
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
 }
 

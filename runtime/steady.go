@@ -19,7 +19,7 @@ import (
 // refuses it.
 func (c *container) steady() (back func(dump error) error, err error) {
 	cg, err := host.CgroupOf(c.pid)
-	if c.pid == 0 || errdefs.IsNotFound(err) {
+	if errdefs.IsNotFound(err) {
 		return func(dump error) error { return dump }, nil
 	}
 	if err == nil {

@@ -78,7 +78,7 @@ func (k *suspending) run(ctx context.Context) error {
 			return err
 		}
 	}
-	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "suspend", Container: c.id}, k.read)
+	turn, err := quota.TakeMemory(ctx, quota.Who{Operation: "suspend", Container: c.id}, k.read)
 	if err != nil {
 		return err
 	}
@@ -189,7 +189,7 @@ type resuming struct {
 func (k *resuming) run(ctx context.Context) (err error) {
 	c, began := k.c, time.Now()
 	defer func() { k.s.announce.Over(ctx, "resume", c.id, began, 0, nil, err) }()
-	turn, err := quota.TakeMemoryBy(ctx, quota.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
+	turn, err := quota.TakeMemory(ctx, quota.Who{Operation: "resume", Container: c.id}, config.For(c.annotations))
 	if err != nil {
 		return err
 	}

@@ -71,16 +71,11 @@ func (l *Locks) Take(entry proto.Message) (bool, error) {
 	return true, nil
 }
 
-// Restore has the processes take their locks. init is the container's first process, pids are all, as
-// this process counts. The error names the lock, its file and who has it now; some of the locks may
+// Restore has the processes take their locks. inside are the container's processes, see proc.Inside. The error names the lock, its file and who has it now; some of the locks may
 // be taken then.
-func (l Locks) Restore(init int, pids func() ([]int, error), gate held.Gate) error {
+func (l Locks) Restore(inside map[int]int, gate held.Gate) error {
 	if len(l) == 0 {
 		return nil
-	}
-	inside, err := proc.Inside(pids, init)
-	if err != nil {
-		return err
 	}
 	processes := held.At(gate)
 	for _, e := range l {

@@ -61,6 +61,9 @@ func (h here) Call(_ int, nr uint64, args ...uint64) error {
 
 func myself() ([]int, error) { return []int{os.Getpid()}, nil }
 
+// alone is a container with this process alone.
+var alone = map[int]int{os.Getpid(): os.Getpid()}
+
 // file opens a new file, and returns its name and descriptor.
 func file(t *testing.T) (string, int) {
 	t.Helper()
@@ -104,7 +107,7 @@ func TestRestore(t *testing.T) {
 	if took, err := locks.Take(entry(t, lease, breaking, d, 0, 0)); err != nil || took {
 		t.Errorf("took a lease that breaks: %v, %v", took, err)
 	}
-	if err := locks.Restore(os.Getpid(), myself, here{}); err != nil {
+	if err := locks.Restore(alone, here{}); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
@@ -129,7 +132,7 @@ func TestDifference(t *testing.T) {
 	want := Locks{entry(t, posix, unix.F_WRLCK, fd, 10, 10)}
 	says := func(l Locks, gate held.Gate, texts ...string) {
 		t.Helper()
-		err := l.Restore(os.Getpid(), myself, gate)
+		err := l.Restore(alone, gate)
 		for _, text := range texts {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("error %v, want %q", err, text)
@@ -146,7 +149,7 @@ func TestDifference(t *testing.T) {
 	}
 	says(want, here{}, "holds a read POSIX lock on file", "which the dump does not list")
 	for _, e := range []*filelock.FileLockEntry{entry(t, posix, 3, fd, 0, 0), entry(t, 16, 0, fd, 0, 0), entry(t, flock, 33, fd, 0, 0), entry(t, flock, 0, -1, 0, 0)} {
-		if err := (Locks{e}).Restore(os.Getpid(), myself, here{}); !errors.Is(err, images.ErrDamaged) {
+		if err := (Locks{e}).Restore(alone, here{}); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%v: error %v", e, err)
 		}
 	}
@@ -176,7 +179,7 @@ func TestTaken(t *testing.T) {
 		if kind != "" {
 			e = entry(t, posix, unix.F_WRLCK, fd, 5, 1)
 		}
-		err = Locks{e}.Restore(os.Getpid(), myself, here{})
+		err = Locks{e}.Restore(alone, here{})
 		for _, text := range []string{path, "process " + strconv.Itoa(cmd.Process.Pid)} {
 			if err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("error %v, want %q", err, text)

@@ -23,15 +23,11 @@ import (
 )
 
 // Fill copies the memory of the chosen mappings into the restored processes, and returns its bytes.
-// No thread of them may run. init is the container's first process, pids are all, as this process
-// counts. On an error any part may be there.
-func (p *Plan) Fill(start Start, init int, pids func() ([]int, error)) (filled uint64, err error) {
+// No thread of them may run. inside are the container's processes, see proc.Inside. On an error any part
+// may be there.
+func (p *Plan) Fill(start Start, inside map[int]int) (filled uint64, err error) {
 	if len(p.tasks) == 0 {
 		return 0, nil
-	}
-	inside, err := proc.Inside(pids, init)
-	if err != nil {
-		return 0, err
 	}
 	w, err := start()
 	if err != nil {

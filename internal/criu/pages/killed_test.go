@@ -179,7 +179,7 @@ func TestFillWorkerKilled(t *testing.T) {
 		}
 		stopped(t, w)
 		err = killIn(t, w, func() error {
-			_, err := p.Fill(func() (*Worker, error) { return w, nil }, pid, func() ([]int, error) { return []int{pid}, nil })
+			_, err := p.Fill(func() (*Worker, error) { return w, nil }, inside)
 			return err
 		})
 		if !errors.Is(err, ErrWorkerGone) || !strings.Contains(err.Error(), "fill the memory of process") {

@@ -65,7 +65,12 @@ type Memory struct {
 // kernel would kill some of the workers if the operations of a node took more than the limit at once.
 // TakeMemory waits while others have claimed too much. Without a cgroup or a limit there is no claim,
 // and no error. The error is errdefs.ErrResourceExhausted after five minutes, or ctx's.
-func TakeMemory(ctx context.Context, who Who, node config.Staging) (*Memory, error) {
+func TakeMemory(ctx context.Context, who Who, read config.Source) (*Memory, error) {
+	view, err := read()
+	if err != nil {
+		return nil, err
+	}
+	node := view.Staging
 	if node.Cgroup == "" || node.MemoryLimit <= 0 {
 		return nil, nil
 	}
@@ -79,15 +84,6 @@ func TakeMemory(ctx context.Context, who Who, node config.Staging) (*Memory, err
 		return nil, err
 	}
 	return m, nil
-}
-
-// TakeMemoryBy is TakeMemory with the settings of an operation.
-func TakeMemoryBy(ctx context.Context, who Who, read config.Source) (*Memory, error) {
-	view, err := read()
-	if err != nil {
-		return nil, err
-	}
-	return TakeMemory(ctx, who, view.Staging)
 }
 
 // Take claims the memory again that Give has given back, as TakeMemory does. It may be called for nil.

@@ -104,7 +104,7 @@ func TestClaimOfTheDead(t *testing.T) {
 // Without a limit nobody takes a turn.
 func TestNoTurns(t *testing.T) {
 	for _, node := range []config.Staging{{}, {Cgroup: "gpuckpt"}, {MemoryLimit: 1 << 20}} {
-		turn, err := TakeMemory(t.Context(), who, node)
+		turn, err := TakeMemory(t.Context(), who, func() (config.View, error) { return config.View{Node: config.Node{Staging: node}}, nil })
 		if turn != nil || err != nil {
 			t.Errorf("%+v: a turn %v, error %v", node, turn, err)
 		}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/held"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // removed is SHM_DEST of linux/shm.h.
@@ -57,14 +56,10 @@ func ReadSystemV(dumped *image.Set) (all SystemV, err error) {
 }
 
 // Restore removes each segment again and bounds each queue, by a process that may. The error names those of which
-// it did not; init is the container's first process.
-func (all SystemV) Restore(init int, list func() ([]int, error), gate held.Gate) error {
+// it did not; inside are the container's processes, see proc.Inside.
+func (all SystemV) Restore(inside map[int]int, gate held.Gate) error {
 	if len(all.removed)+len(all.rooms) == 0 {
 		return nil
-	}
-	inside, err := proc.Inside(list, init)
-	if err != nil {
-		return err
 	}
 	pids := slices.Sorted(maps.Values(inside))
 	processes := held.At(gate)

@@ -303,15 +303,8 @@ func parseSocket(words []string) (s socket, ok bool) {
 }
 
 // Restore has the processes give their sockets what these had. The error names what they do not get
-// here, and is no reason to end them.
-func (all Sockets) Restore(init int, list func() ([]int, error), gate held.Gate) error {
-	if len(all) == 0 {
-		return nil
-	}
-	inside, err := proc.Inside(list, init)
-	if err != nil {
-		return err
-	}
+// here, and is no reason to end them. inside are the container's processes, see proc.Inside.
+func (all Sockets) Restore(inside map[int]int, gate held.Gate) error {
 	var failed []error
 	processes, networks := held.At(gate), newNetworks()
 	for _, line := range all {

@@ -47,7 +47,7 @@ const (
 	maxVariable = 100 << 10
 )
 
-// Told is what is found. A nil one is nothing.
+// Told is what is found.
 type Told struct {
 	// Closed are the connections to programs outside, "process 7 (nginx) to 812 (syslogd)".
 	Closed []string
@@ -146,7 +146,7 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
-	if t == nil || len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits {
+	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits {
 		return ctx, nil
 	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
@@ -168,9 +168,6 @@ func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 
 // Complete puts into the directory of CRIU's images what CRIU was not told.
 func (t *Told) Complete(dir string, dumped *image.Set) error {
-	if t == nil {
-		return nil
-	}
 	for _, number := range t.timers {
 		err := image.EditOf(dumped, fmt.Sprintf("core-%d.img", number), func(m *criucore.CoreEntry) error {
 			for _, timer := range m.GetTc().GetTimers().GetPosix() {

@@ -194,15 +194,9 @@ func parse(r io.Reader) (all Watches, err error) {
 }
 
 // Restore has the epolls of restored processes, which stand still, watch the files again. The watch of a
-// file is kept as long as somebody has it open, by whichever number it was added.
-func (all Watches) Restore(init int, list func() ([]int, error)) error {
-	if len(all) == 0 {
-		return nil
-	}
-	inside, err := proc.Inside(list, init)
-	if err != nil {
-		return err
-	}
+// file is kept as long as somebody has it open, by whichever number it was added. inside are the
+// container's processes, see proc.Inside.
+func (all Watches) Restore(inside map[int]int) error {
 	var failed []error
 	for _, w := range all {
 		if err := w.restore(inside); err != nil && len(failed) < maxErrors {
