@@ -224,7 +224,7 @@ func (h *Helper) within(ctx context.Context, q wire.Request, limit worker.Limit)
 		return wire.Reply{}, fmt.Errorf("%s: %w", doing, err)
 	}
 	var r wire.Reply
-	if err := h.worker.CallWhile(ctx, doing, q, &r, limit); err != nil {
+	if err := h.worker.Call(ctx, doing, q, &r, limit); err != nil {
 		return wire.Reply{}, err
 	}
 	return r, refusal(q, r)

@@ -105,11 +105,7 @@ func spareMemory(ctx context.Context, c *client.Client, dir string) uint64 {
 	if err != nil || !sharesMounts(daemon.GetPid(), daemon.GetPidns()) {
 		return 0
 	}
-	info, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	available, _ := proc.MemAvailable(info)
+	available, _ := proc.MemAvailable()
 	return available / 4 * 3
 }
 

@@ -171,12 +171,7 @@ func (g *Gate) Loose(tid int) error { return g.ask("loose", tid) }
 func (g *Gate) Hold(tid int) error { return g.ask("hold", tid) }
 
 func (g *Gate) ask(what string, tid int) error {
-	g.turn.Lock()
-	defer g.turn.Unlock()
-	if err := g.send(fmt.Sprintf("%s %d", what, tid)); err != nil {
-		return err
-	}
-	answer, err := g.receive()
+	answer, err := g.exchange(fmt.Sprintf("%s %d", what, tid))
 	if err != nil {
 		return err
 	}
@@ -189,14 +184,9 @@ func (g *Gate) ask(what string, tid int) error {
 // Call has a thread that CRIU holds make a system call of at most six arguments, whose error it
 // returns. The thread stands still before and after, as it was.
 func (g *Gate) Call(tid int, nr uint64, args ...uint64) error {
-	g.turn.Lock()
-	defer g.turn.Unlock()
 	var all [6]uint64
 	copy(all[:], args)
-	if err := g.send(fmt.Sprintf("call %d %d %x %x %x %x %x %x", tid, nr, all[0], all[1], all[2], all[3], all[4], all[5])); err != nil {
-		return err
-	}
-	answer, err := g.receive()
+	answer, err := g.exchange(fmt.Sprintf("call %d %d %x %x %x %x %x %x", tid, nr, all[0], all[1], all[2], all[3], all[4], all[5]))
 	if err != nil {
 		return err
 	}
@@ -223,6 +213,15 @@ func (g *Gate) Close() {
 	}
 	g.listener.Close()
 	g.dir.Close()
+}
+
+func (g *Gate) exchange(text string) (answer string, err error) {
+	g.turn.Lock()
+	defer g.turn.Unlock()
+	if err := g.send(text); err != nil {
+		return "", err
+	}
+	return g.receive()
 }
 
 func (g *Gate) send(text string) error {

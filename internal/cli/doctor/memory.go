@@ -23,7 +23,7 @@ func size(bytes uint64) string { return units.BytesSize(float64(bytes)) }
 // returns the memory that programs can still take, in bytes; 0 if it is not known.
 func CheckMemory(n *Node, root string) ([]Check, uint64) {
 	a := area{name: "memory"}
-	free, _ := proc.MemAvailable([]byte(n.read("proc/meminfo")))
+	free, _ := proc.ParseMemAvailable([]byte(n.read("proc/meminfo")))
 	found := size(free)
 	if n.StagingLimit > 0 {
 		found += ", of which GPU state may take " + size(n.StagingLimit) + " ([staging] memory_limit)"

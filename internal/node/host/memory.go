@@ -17,18 +17,7 @@ import (
 	"github.com/opencontainers/cgroups/fscommon"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
-
-// MemAvailable returns the memory that programs can take without swapping, in bytes.
-func MemAvailable() (bytes uint64, known bool) {
-	data, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	return proc.MemAvailable(data)
-}
 
 // MemoryCgroup is a cgroup that memory is charged to. It stays when nobody is in it.
 type MemoryCgroup struct {

@@ -15,7 +15,7 @@ func FuzzStatus(f *testing.F) {
 		if pid, err := s.NSPID(); (err == nil) != (pid > 0) || err == nil && s.depth() == 0 {
 			t.Errorf("%q has the pid %d of %d, %v", text, pid, s.depth(), err)
 		}
-		if bytes, known := MemAvailable(text); !known && bytes != 0 || bytes%1024 != 0 {
+		if bytes, known := ParseMemAvailable(text); !known && bytes != 0 || bytes%1024 != 0 {
 			t.Errorf("%q has %d bytes of memory", text, bytes)
 		}
 	})

@@ -284,7 +284,13 @@ func Threads(pid int) ([]int, error) {
 
 // MemAvailable returns the memory that programs can take without swapping, in
 // bytes, out of the text of /proc/meminfo; see proc_meminfo(5).
-func MemAvailable(meminfo []byte) (bytes uint64, known bool) {
+func MemAvailable() (bytes uint64, known bool) {
+	text, _ := os.ReadFile("/proc/meminfo")
+	return ParseMemAvailable(text)
+}
+
+// ParseMemAvailable is MemAvailable by the text of a /proc/meminfo.
+func ParseMemAvailable(meminfo []byte) (bytes uint64, known bool) {
 	kib, err := strconv.ParseUint(strings.TrimSuffix(Status(meminfo).Field("MemAvailable"), " kB"), 10, 54)
 	return kib << 10, err == nil
 }

@@ -151,7 +151,7 @@ func TestMemAvailable(t *testing.T) {
 		{"MemAvailable: many kB\n", 0, false},
 		{"", 0, false},
 	} {
-		if got, known := MemAvailable([]byte(test.text)); got != test.want || known != test.known {
+		if got, known := ParseMemAvailable([]byte(test.text)); got != test.want || known != test.known {
 			t.Errorf("%q: got %d, %v", test.text, got, known)
 		}
 	}

@@ -98,7 +98,7 @@ type outcome[R any] struct {
 //nolint:contextcheck // see above
 func Order[R any](w *Worker, doing string, order any, within time.Duration) (R, error) {
 	var a outcome[R]
-	if err := w.Call(context.Background(), doing, order, &a, fault.Bound(within)); err != nil {
+	if err := w.Call(context.Background(), doing, order, &a, Limit{Most: fault.Bound(within)}); err != nil {
 		return *new(R), err
 	}
 	if a.Error != "" {

@@ -230,18 +230,13 @@ type Limit struct {
 // limit is how long the process may take before it is killed.
 //
 // When the context ends, Call returns its error at once. The process goes on, and drops its answer.
-func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit time.Duration) error {
-	return w.CallWhile(ctx, doing, request, answer, Limit{Most: limit})
-}
-
-// CallWhile is Call with a limit that may end before its time, when nothing moves.
-func (w *Worker) CallWhile(ctx context.Context, doing string, request, answer any, limit Limit) error {
+func (w *Worker) Call(ctx context.Context, doing string, request, answer any, limit Limit) error {
 	files, err := w.CallFiles(ctx, doing, request, nil, answer, limit)
 	closeAll(files)
 	return err
 }
 
-// CallFiles is CallWhile that sends open files, at most MaxFiles, with the request. The process gets
+// CallFiles is Call that sends open files, at most MaxFiles, with the request. The process gets
 // files of its own. The files that come with the answer are the caller's; after an error there are
 // none.
 func (w *Worker) CallFiles(ctx context.Context, doing string, request any, send []*os.File, answer any, limit Limit) (got []*os.File, err error) {

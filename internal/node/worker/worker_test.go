@@ -93,7 +93,7 @@ func start(t *testing.T, how string) *Worker {
 func ask(t *testing.T, w *Worker, text string) (string, error) {
 	t.Helper()
 	var e echo
-	err := w.Call(t.Context(), "ask", echo{text}, &e, 20*time.Second)
+	err := w.Call(t.Context(), "ask", echo{text}, &e, Limit{Most: 20 * time.Second})
 	return e.Text, err
 }
 
@@ -128,10 +128,10 @@ func TestAnswersThatMakeNoSense(t *testing.T) {
 	}
 	var e echo
 	w := start(t, "echo")
-	if err := w.Call(t.Context(), "ask", echo{"x"}, &struct{ Other int }{}, time.Minute); !errors.Is(err, errGarbled) {
+	if err := w.Call(t.Context(), "ask", echo{"x"}, &struct{ Other int }{}, Limit{Most: time.Minute}); !errors.Is(err, errGarbled) {
 		t.Errorf("an unknown field: %v", err)
 	}
-	if err := w.Call(t.Context(), "ask", echo{"x"}, &e, time.Minute); !errors.Is(err, errGarbled) || w.Alive() {
+	if err := w.Call(t.Context(), "ask", echo{"x"}, &e, Limit{Most: time.Minute}); !errors.Is(err, errGarbled) || w.Alive() {
 		t.Errorf("after an unknown field: %v, alive: %v", err, w.Alive())
 	}
 }
@@ -146,7 +146,7 @@ func TestWorkerThatStaysIsKilled(t *testing.T) {
 
 func TestCallThatTakesTooLong(t *testing.T) {
 	w := start(t, "stay")
-	err := w.Call(t.Context(), "ask", echo{}, &echo{}, 50*time.Millisecond)
+	err := w.Call(t.Context(), "ask", echo{}, &echo{}, Limit{Most: 50 * time.Millisecond})
 	if !errors.Is(err, errHung) || !strings.Contains(err.Error(), "ask took longer than 50ms") {
 		t.Errorf("got %v", err)
 	}
@@ -173,7 +173,7 @@ func TestCallInWhichNothingMoves(t *testing.T) {
 			t.Parallel()
 			w, began := start(t, "stay"), time.Now()
 			limit := Limit{Most: c.most, Still: still, Moved: func() (uint64, bool) { return c.moved(time.Since(began)) }}
-			err := w.CallWhile(t.Context(), "ask", echo{}, &echo{}, limit)
+			err := w.Call(t.Context(), "ask", echo{}, &echo{}, limit)
 			if !errors.Is(err, errHung) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v", err)
 			}
@@ -187,7 +187,7 @@ func TestCallInWhichNothingMoves(t *testing.T) {
 	var e echo
 	const answered = 2 * time.Second // a busy machine's answer takes a while
 	limit := Limit{Most: time.Minute, Still: answered, Moved: func() (uint64, bool) { return 0, true }}
-	if err := w.CallWhile(t.Context(), "ask", echo{"x"}, &e, limit); err != nil || e.Text != "x" {
+	if err := w.Call(t.Context(), "ask", echo{"x"}, &e, limit); err != nil || e.Text != "x" {
 		t.Errorf("an answer: %q, %v", e.Text, err)
 	}
 	time.Sleep(answered + answered/looks)
@@ -200,7 +200,7 @@ func TestKilledAndCancelled(t *testing.T) {
 	w := start(t, "stay")
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- w.Call(ctx, "ask", echo{}, &echo{}, time.Minute) }()
+	go func() { ended <- w.Call(ctx, "ask", echo{}, &echo{}, Limit{Most: time.Minute}) }()
 	for w.Pending() != 1 {
 		time.Sleep(time.Millisecond)
 	}
@@ -208,7 +208,7 @@ func TestKilledAndCancelled(t *testing.T) {
 	if err := <-ended; !errors.Is(err, context.Canceled) || !w.Alive() {
 		t.Errorf("cancelled: %v, alive: %v", err, w.Alive())
 	}
-	go func() { ended <- w.Call(context.Background(), "ask", echo{}, &echo{}, time.Minute) }()
+	go func() { ended <- w.Call(context.Background(), "ask", echo{}, &echo{}, Limit{Most: time.Minute}) }()
 	for w.Pending() != 2 {
 		time.Sleep(time.Millisecond)
 	}

@@ -77,7 +77,7 @@ func roomIn(dir string) (uint64, error) {
 	if st.Blocks > 0 {
 		return st.Bavail * uint64(st.Bsize), nil //nolint:gosec // the kernel's, and no negative one
 	}
-	if free, known := host.MemAvailable(); known {
+	if free, known := proc.MemAvailable(); known {
 		return free, nil
 	}
 	return math.MaxUint64, nil

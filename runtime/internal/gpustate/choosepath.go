@@ -14,6 +14,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // tracerMemory is what two workers, and the kernel on their behalf, take in the
@@ -55,7 +56,7 @@ func choosePath(node config.Staging, dir string, procs []cuda.Process, use usage
 
 // memoryShort says that memory is too short for such state, "" if not, and how much there is.
 func memoryShort(node config.Staging, state uint64) (short string, room uint64, err error) {
-	room, known := host.MemAvailable()
+	room, known := proc.MemAvailable()
 	if known && room < state {
 		short = fmt.Sprintf("the GPU state goes through host memory, takes %s there, and %s are available", size(state), size(room))
 	}

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -52,7 +51,7 @@ func hold(pids []int) (let func()) {
 			}()
 		}
 	}
-	if free, ok := host.MemAvailable(); !ok || total > free {
+	if free, ok := proc.MemAvailable(); !ok || total > free {
 		let()
 		return func() {}
 	}

@@ -77,7 +77,7 @@ type settings struct {
 	} `toml:"plugins"`
 }
 
-// cri returns the settings of the CRI plugin.
+// systemdCgroup reports whether containerd's default runtime has systemd make cgroups.
 func (s settings) systemdCgroup() bool {
 	for _, plugin := range criPlugin {
 		cri := s.Plugins[plugin].Containerd
