@@ -139,7 +139,7 @@ func (o *doctorOptions) needs(ctx context.Context) (need doctor.Facts, err error
 		if err != nil {
 			return need, fmt.Errorf("read the checkpoint %s: %w", filepath.Clean(o.image), err)
 		}
-		return doctor.OfCheckpoint(m), nil
+		return doctor.FromAnnotations(oci.Facts(m))
 	}
 	ctx, c, err := o.connect(ctx)
 	if err != nil {

@@ -240,6 +240,22 @@ func (b *builder) writeJSON(ctx context.Context, mediaType string, value any, la
 
 // annotations of the manifest.
 func (b *builder) annotations(m *images.Metadata) map[string]string {
+	a := make(map[string]string)
+	maps.Copy(a, b.Annotations)
+	maps.Copy(a, Facts(m))
+	a[ocispec.AnnotationCreated] = a[annotations.Created]
+	a[annotations.LayerBytes] = strconv.FormatUint(b.LayerBytes, 10)
+	if b.BaseName != "" {
+		a[annotations.Base] = b.BaseName
+	}
+	if b.Base.Digest != "" {
+		a[annotations.BaseDigest] = b.Base.Digest.String()
+	}
+	return a
+}
+
+// Facts returns what a manifest says, by annotations, of the metadata in its image.
+func Facts(m *images.Metadata) map[string]string {
 	var memory, state uint64
 	var models []string
 	for _, g := range m.GPUs {
@@ -250,18 +266,12 @@ func (b *builder) annotations(m *images.Metadata) map[string]string {
 		state += p.Bytes
 	}
 	slices.Sort(models)
-	a := maps.Clone(b.Annotations)
-	if a == nil {
-		a = make(map[string]string)
+	a := map[string]string{
+		annotations.Schema:    strconv.Itoa(m.SchemaVersion),
+		annotations.Created:   m.Created.UTC().Format(time.RFC3339),
+		annotations.GPUCount:  strconv.Itoa(len(m.GPUs)),
+		annotations.Processes: strconv.Itoa(len(m.Processes)),
 	}
-	maps.Copy(a, map[string]string{
-		ocispec.AnnotationCreated: m.Created.UTC().Format(time.RFC3339),
-		annotations.Schema:        strconv.Itoa(m.SchemaVersion),
-		annotations.Created:       m.Created.UTC().Format(time.RFC3339),
-		annotations.GPUCount:      strconv.Itoa(len(m.GPUs)),
-		annotations.Processes:     strconv.Itoa(len(m.Processes)),
-		annotations.LayerBytes:    strconv.FormatUint(b.LayerBytes, 10),
-	})
 	if len(m.Processes) > 0 {
 		maps.Copy(a, map[string]string{
 			annotations.Driver:    m.DriverVersion,
@@ -270,12 +280,6 @@ func (b *builder) annotations(m *images.Metadata) map[string]string {
 			annotations.GPUMemory: strconv.FormatUint(memory, 10),
 			annotations.GPUState:  strconv.FormatUint(state, 10),
 		})
-	}
-	if b.BaseName != "" {
-		a[annotations.Base] = b.BaseName
-	}
-	if b.Base.Digest != "" {
-		a[annotations.BaseDigest] = b.Base.Digest.String()
 	}
 	return a
 }

@@ -397,7 +397,7 @@ func readMetadata(r io.Reader) (*images.Metadata, error) {
 
 // compareAnnotations refuses a manifest that promises something else.
 func (v *verifier) compareAnnotations() {
-	want := (&builder{Options: Options{LayerBytes: minLayerBytes}}).annotations(v.meta)
+	want := Facts(v.meta)
 	for _, key := range []string{annotations.Schema, annotations.Created, annotations.Driver, annotations.CUDA, annotations.GPUCount, annotations.GPUModels, annotations.GPUMemory, annotations.GPUState, annotations.Processes} {
 		if got := v.manifest.Annotations[key]; got != want[key] {
 			v.fault(fmt.Errorf("%w: annotation %s of the manifest is %q, and %s says %q", images.ErrDamaged, key, got, images.MetadataName, want[key]))

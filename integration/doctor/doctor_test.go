@@ -19,6 +19,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 )
@@ -181,7 +182,7 @@ func TestDoctorImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	annotate(t, c, "checkpoint.test/job:1", doctor.OfCheckpoint(m).Annotations())
+	annotate(t, c, "checkpoint.test/job:1", oci.Facts(m))
 	if r, code := report(t, c, "--image", "checkpoint.test/job:1"); code != 0 || r.Failures != 0 || find(t, r, "checkpoint", "driver").Found != gpu.Driver {
 		t.Errorf("exit code %d: %+v", code, r.Checks)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 func TestCheckDriver(t *testing.T) {
@@ -67,9 +68,9 @@ func TestFacts(t *testing.T) {
 		Processes: []images.Process{{PID: 1, Bytes: 3}, {PID: 7, Bytes: 4}},
 	}
 	want := Facts{Schema: 1, Driver: "580.1", CUDA: "13.0", Count: 2, Models: []string{"H200"}, Memory: 20, State: 7}
-	f := OfCheckpoint(m)
-	if !reflect.DeepEqual(f, want) {
-		t.Errorf("got %+v, want %+v", f, want)
+	f, err := FromAnnotations(oci.Facts(m))
+	if err != nil || !reflect.DeepEqual(f, want) {
+		t.Errorf("got %+v, error %v; want %+v", f, err, want)
 	}
 	back, err := FromAnnotations(f.Annotations())
 	if err != nil || !reflect.DeepEqual(back, want) {

@@ -39,20 +39,6 @@ type Facts struct {
 	HostFree uint64
 }
 
-// OfCheckpoint returns what a checkpoint needs.
-func OfCheckpoint(m *images.Metadata) Facts {
-	f := Facts{Schema: m.SchemaVersion, Driver: m.DriverVersion, CUDA: m.CUDAVersion, Count: len(m.GPUs)}
-	for _, g := range m.GPUs {
-		f.Models = append(f.Models, g.Name)
-		f.Memory += g.Memory
-	}
-	f.Models = sortedSet(f.Models)
-	for _, p := range m.Processes {
-		f.State += p.Bytes
-	}
-	return f
-}
-
 // OfNode returns what a node has, as far as its GPUs can be used, and so much free host memory.
 func OfNode(g GPUs, free uint64) Facts {
 	f := Facts{Schema: images.SchemaVersion, Driver: g.Survey.DriverVersion, CUDA: g.Info.CUDAVersion, HostFree: free}

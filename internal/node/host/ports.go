@@ -28,12 +28,7 @@ const (
 // Listeners calls do with the TCP sockets of a family that listen in a network namespace: by their inodes, with how
 // many connections wait in each, and whether it has keys (TCP_MD5SIG).
 func Listeners(namespace string, family byte, do func(inode, waiting uint32, keys bool)) error {
-	return InNetwork(namespace, func() error {
-		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
-		if err != nil {
-			return err
-		}
-		defer s.Close()
+	return askSockets(namespace, func(s Netlink) error {
 		request := tcp(family, listening, nil)
 		request[2] = 1 << 1 // INET_DIAG_INFO, without which the kernel names no keys
 		return s.Ask(NetlinkMessage(sockDiagByFamily, unix.NLM_F_DUMP, request), func(m []byte) {
@@ -54,12 +49,7 @@ func Listeners(namespace string, family byte, do func(inode, waiting uint32, key
 // without SO_REUSEADDR cannot be bound to meanwhile. So it ends their other ends, if they were here: they would
 // answer what is restored as if it had ended. One whose other end is still open may stay, and on an error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
-	return InNetwork(namespace, func() error {
-		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
-		if err != nil {
-			return err
-		}
-		defer s.Close()
+	return askSockets(namespace, func(s Netlink) error {
 		for _, family := range []byte{unix.AF_INET, unix.AF_INET6} {
 			found, err := endedAt(s, family, ports)
 			for _, identity := range found {
@@ -75,6 +65,18 @@ func FreePorts(namespace string, ports map[uint16]bool) error {
 			}
 		}
 		return nil
+	})
+}
+
+// askSockets asks the kernel about the sockets of a network namespace.
+func askSockets(namespace string, do func(s Netlink) error) error {
+	return InNetwork(namespace, func() error {
+		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return do(s)
 	})
 }
 

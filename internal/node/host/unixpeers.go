@@ -24,12 +24,7 @@ const (
 // the socket that listens.
 func UnixPeers(namespace string) (peers map[uint64]uint64, err error) {
 	peers = make(map[uint64]uint64)
-	err = InNetwork(namespace, func() error {
-		s, err := OpenNetlink(unix.NETLINK_SOCK_DIAG, 0)
-		if err != nil {
-			return err
-		}
-		defer s.Close()
+	err = askSockets(namespace, func(s Netlink) error {
 		request := make([]byte, unixRequest)
 		request[0] = unix.AF_UNIX
 		binary.NativeEndian.PutUint32(request[4:], ^uint32(0)) // of all states

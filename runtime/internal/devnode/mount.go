@@ -81,12 +81,7 @@ func openTree(m specs.Mount) (tree, error) {
 // though it has bound it anew from outside, without flags. A path at which nothing is mounted is left
 // to the inspection.
 func bar(at string, flags uint64) error {
-	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, at, inRoot())
+	fd, err := openInRoot(at, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -101,9 +96,15 @@ func bar(at string, flags uint64) error {
 	return unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: flags})
 }
 
-// inRoot follows links in the image's directories, as runc does, but never out of the container.
-func inRoot() *unix.OpenHow {
-	return &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+// openInRoot opens a path from the thread's root. It follows links in the image's directories, as runc does,
+// but never out of the container.
+func openInRoot(at string, flags uint64) (int, error) {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(root)
+	return unix.Openat2(root, at, &unix.OpenHow{Flags: flags | unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 }
 
 // isMount reports whether an open file is where something is mounted.
@@ -116,14 +117,9 @@ func isMount(fd int) (bool, error) {
 // missing returns those of the spec's mounts at whose destinations nothing is mounted in the thread's
 // mount namespace. A mask is only missing where there is something.
 func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
-	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(root)
 	for _, m := range mounts {
 		mounted := false
-		at, err := unix.Openat2(root, m.Destination, inRoot())
+		at, err := openInRoot(m.Destination, 0)
 		if err == nil {
 			var st unix.Stat_t
 			if mounted, err = isMount(at); err == nil {
@@ -148,20 +144,15 @@ func missing(mounts []specs.Mount) (found []specs.Mount, err error) {
 
 // mount attaches the tree in the thread's mount namespace, unless something is mounted there.
 func (t tree) mount() error {
-	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(root)
-	target, err := unix.Openat2(root, t.at, inRoot())
+	target, err := openInRoot(t.at, 0)
 	if errors.Is(err, unix.ENOENT) {
 		if t.mask { // below another one
 			return nil
 		}
-		if err := placeholder(root, t.at); err != nil {
+		if err := placeholder(t.at); err != nil {
 			return err
 		}
-		target, err = unix.Openat2(root, t.at, inRoot())
+		target, err = openInRoot(t.at, 0)
 	}
 	if err != nil {
 		return err
@@ -176,10 +167,8 @@ func (t tree) mount() error {
 // placeholder makes an empty file to mount on, in a directory that runc has prepared, or /dev. In a
 // tmpfs of a user namespace, where the host's root has no ID (EOVERFLOW), the directory's owner makes it:
 // the goroutine must be locked to its thread.
-func placeholder(root int, at string) error {
-	dir, err := unix.Openat2(root, path.Dir(at), &unix.OpenHow{
-		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
-	})
+func placeholder(at string) error {
+	dir, err := openInRoot(path.Dir(at), unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
