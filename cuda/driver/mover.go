@@ -7,6 +7,7 @@ package driver
 import "C"
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -333,11 +334,7 @@ func (m *mover) copy(copiers int, j *job) error {
 
 // share has a copier take chunks until there are none.
 func (m *mover) share(c *copier, j *job) (err error) {
-	defer func() {
-		if serr := c.settle(j); err == nil {
-			err = serr
-		}
-	}()
+	defer func() { err = cmp.Or(err, c.settle(j)) }()
 	current := C.int(-1)
 	for turn := 0; !j.stopped.Load(); turn = 1 - turn {
 		n := int(j.next.Add(1)) - 1

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // socketName is the name of the socket in the directory of a feed.
@@ -261,7 +262,6 @@ func Beside(dirs []string) (*Source, error) {
 	return Open(filepath.Dir(filepath.Dir(dirs[0])))
 }
 
-// begin reads the roots.
 func (s *Source) begin() error {
 	if err := s.fromOurselves(); err != nil {
 		return err
@@ -274,7 +274,6 @@ func (s *Source) begin() error {
 	return nil
 }
 
-// readRoots reads the first note.
 func (s *Source) readRoots(in *json.Decoder) error {
 	var first note
 	if err := in.Decode(&first); err != nil {
@@ -289,13 +288,8 @@ func (s *Source) readRoots(in *json.Decoder) error {
 
 // fromOurselves refuses a feed of another user.
 func (s *Source) fromOurselves() error {
-	raw, err := s.conn.SyscallConn()
+	peer, err := proc.Peer(s.conn)
 	if err != nil {
-		return err
-	}
-	var peer *unix.Ucred
-	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err = errors.Join(cerr, err); err != nil {
 		return err
 	}
 	if int(peer.Uid) != os.Geteuid() {

@@ -7,6 +7,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -271,9 +272,7 @@ func (b *builder) writeLayer(ctx context.Context, name string, pack func(io.Writ
 		into = io.MultiWriter(packed, plain.Hash())
 	}
 	err = fill(into)
-	if cerr := packed.Close(); err == nil { // it has goroutines
-		err = cerr
-	}
+	err = cmp.Or(err, packed.Close()) // it has goroutines
 	if err == nil {
 		err = buffered.Flush()
 	}

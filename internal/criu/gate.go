@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 )
 
@@ -146,14 +147,7 @@ func (g *Gate) Await(ctx context.Context, within time.Duration) (int, error) {
 
 // CRIU returns the pid of the CRIU whose plugin waits. Await must have returned.
 func (g *Gate) CRIU() (int, error) {
-	raw, err := g.conn.SyscallConn()
-	if err != nil {
-		return 0, fmt.Errorf("find the CRIU at the gate: %w", err)
-	}
-	var peer *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); cerr != nil {
-		err = cerr
-	}
+	peer, err := proc.Peer(g.conn)
 	if err != nil {
 		return 0, fmt.Errorf("find the CRIU at the gate: %w", err)
 	}

@@ -16,8 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -61,12 +59,7 @@ func Find(address string) (*Daemon, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	f, err := conn.(*net.UnixConn).File()
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	peer, err := unix.GetsockoptUcred(int(f.Fd()), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	peer, err := proc.Peer(conn.(*net.UnixConn))
 	if err != nil {
 		return nil, fmt.Errorf("ask who listens at %s: %w", address, err)
 	}

@@ -6,6 +6,7 @@ package tmpfs
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -37,12 +38,8 @@ func Load(image, dir *os.File, keep bool) error {
 	if errors.Is(err, errNotOurs) {
 		err = l.archive(io.NewSectionReader(image, 0, st.Size()))
 	}
-	if cerr := l.copies.Wait(); err == nil {
-		err = cerr
-	}
-	if terr := l.tree.finish(err == nil); err == nil {
-		err = terr
-	}
+	err = cmp.Or(err, l.copies.Wait())
+	err = cmp.Or(err, l.tree.finish(err == nil))
 	if errors.Is(err, unix.ENOSPC) {
 		err = fmt.Errorf("it does not fit: %w", err)
 	}
@@ -76,11 +73,7 @@ func (l *loader) archive(image io.Reader) error {
 		if err != nil || f == nil {
 			return err
 		}
-		err = unpack(f, data)
-		if serr := settle(f, e); err == nil {
-			err = serr
-		}
-		return err
+		return cmp.Or(unpack(f, data), settle(f, e))
 	})
 }
 

@@ -4,6 +4,7 @@
 package tmpfs
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -198,11 +199,7 @@ func saveShm(shm, images *os.File) error {
 	if err != nil {
 		return err
 	}
-	err = Save(shm, image)
-	if cerr := image.Close(); err == nil {
-		err = cerr
-	}
-	return err
+	return cmp.Or(Save(shm, image), image.Close())
 }
 
 // loadShm restores the content, if the checkpoint has any.

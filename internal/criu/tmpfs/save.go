@@ -4,6 +4,7 @@
 package tmpfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -43,10 +44,7 @@ func Save(dir, image *os.File) error {
 		s.device = root.Dev
 		err = s.directory(dir, ".", &root)
 	}
-	if cerr := s.copies.Wait(); err == nil {
-		err = cerr
-	}
-	if err == nil {
+	if err = cmp.Or(err, s.copies.Wait()); err == nil {
 		err = s.table.finish(image)
 	}
 	if err != nil {

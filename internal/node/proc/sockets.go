@@ -4,10 +4,12 @@
 package proc
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,6 +71,17 @@ func EachSocket(pid int, do func(fd, socket, protocol int) (keep bool)) error {
 		}
 	}
 	return nil
+}
+
+// Peer returns who is at the other end of a unix socket.
+func Peer(conn syscall.Conn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return peer, cmp.Or(cerr, err)
 }
 
 // HasSocket reports whether a process has a socket of a protocol open, which is no raw one.
