@@ -103,7 +103,6 @@ func (k *restoring) note(ctx context.Context) (uint64, error) {
 	return 0, nil
 }
 
-// tell tells the program that it was restored.
 func (k *restoring) tell(ctx context.Context) (uint64, error) {
 	if k.told.AfterRestore != nil {
 		k.turn.Give() // a hook may take minutes

@@ -118,7 +118,6 @@ func Build(ctx context.Context, store content.Store, o Options) (*Result, error)
 	return result, nil
 }
 
-// builder is one build.
 type builder struct {
 	Options
 	store content.Store

@@ -109,13 +109,9 @@ func (o *installFlags) flags(c *cobra.Command) {
 }
 
 // finish prints what was done.
-func (o *installFlags) finish(cmd *cobra.Command, result install.Result, done string) error {
-	return printResult(cmd.OutOrStdout(), result, done, o.json)
-}
-
-func printResult(w io.Writer, r install.Result, done string, asJSON bool) error {
-	if asJSON {
-		return json.NewEncoder(w).Encode(r)
+func (o *installFlags) finish(cmd *cobra.Command, r install.Result, done string) error {
+	if o.json {
+		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
 	}
 	var b strings.Builder
 	switch {
@@ -136,7 +132,7 @@ func printResult(w io.Writer, r install.Result, done string, asJSON bool) error 
 	if r.Restart {
 		b.WriteString("restart containerd to have it read its configuration; containers live on\n")
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(cmd.OutOrStdout(), b.String())
 	return err
 }
 

@@ -71,8 +71,8 @@ func (l *Locks) Take(entry proto.Message) (bool, error) {
 	return true, nil
 }
 
-// Restore has the processes take their locks. inside are the container's processes, see proc.Inside. The error names the lock, its file and who has it now; some of the locks may
-// be taken then.
+// Restore has the processes take their locks. inside are the container's processes, see proc.Inside. The
+// error names the lock, its file and who has it now; some of the locks may be taken then.
 func (l Locks) Restore(inside map[int]int, gate held.Gate) error {
 	if len(l) == 0 {
 		return nil

@@ -50,7 +50,6 @@ func NewDir(bytes uint64) (*Dir, error) {
 	return &Dir{tmpfs: mount, fd: -1, ns: -1}, nil
 }
 
-// write makes a file with what content writes.
 func (d *Dir) write(name string, content func(io.Writer) error) error {
 	fd, err := unix.Openat(d.tmpfs, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {

@@ -165,7 +165,6 @@ func (s *Set) rewrite(w io.Writer, k *Kind, name string, edit func(*Entry) error
 	return b.Flush()
 }
 
-// put writes one entry and its data.
 func put(w *bufio.Writer, e *Entry, data *io.LimitedReader, edit func(*Entry) error) error {
 	if edit != nil {
 		before := dataOf(e)

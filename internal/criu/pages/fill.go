@@ -157,10 +157,10 @@ func eachChunk(pieces []Piece, do func(p Piece, buf []byte) error) error {
 	bytes := uint64(0)
 	for _, p := range pieces {
 		for at := uint64(0); at < p.Bytes; {
-			n := min(p.Bytes-at, chunkBytes, hugePage-(p.Start+at)%hugePage)
+			n := min(p.Bytes-at, chunkBytes, mmapfile.HugePage-(p.Start+at)%mmapfile.HugePage)
 			batch = append(batch, Piece{p.Start + at, n, p.Offset + at})
 			at += n
-			if bytes += n; bytes >= hugePage || (p.Start+at)%hugePage == 0 {
+			if bytes += n; bytes >= mmapfile.HugePage || (p.Start+at)%mmapfile.HugePage == 0 {
 				send(batch)
 				batch, bytes = nil, 0
 			}

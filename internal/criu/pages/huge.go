@@ -8,10 +8,9 @@ import (
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"golang.org/x/sys/unix"
-)
 
-// hugePage is the size of the huge pages of x86-64 and arm64 (4 KiB granule).
-const hugePage = 2 << 20
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
+)
 
 // A mapping is filled with huge pages if it has fullOf of fullParts of its pages: what huge pages add
 // to the container's memory is less than the rest.
@@ -19,7 +18,7 @@ const fullOf, fullParts = 15, 16
 
 // isFull reports whether a mapping with so many bytes of memory is filled with huge pages.
 func isFull(s span, bytes uint64) bool {
-	return s.End-s.Start >= hugePage && bytes/fullOf >= (s.End-s.Start)/fullParts
+	return s.End-s.Start >= mmapfile.HugePage && bytes/fullOf >= (s.End-s.Start)/fullParts
 }
 
 // advise has CRIU advise MADV_HUGEPAGE for the mappings that are filled with huge pages. A page fault

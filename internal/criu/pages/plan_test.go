@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // least is what a mapping of the tests must hold: 64 pages.
@@ -233,7 +234,7 @@ func TestPlanChanged(t *testing.T) {
 // enough; and for no other, nor against the program's own advice.
 func TestPlanHugePages(t *testing.T) {
 	dir := t.TempDir()
-	const size = hugePage / pageBytes
+	const size = mmapfile.HugePage / pageBytes
 	against := func(v *vma.VmaEntry) { v.Madv = proto.Uint64(1 << unix.MADV_NOHUGEPAGE) }
 	merge := func(v *vma.VmaEntry) { v.Madv = proto.Uint64(1 << unix.MADV_MERGEABLE) }
 	writeImage(t, dir, "mm-7.img", "MM", memory(

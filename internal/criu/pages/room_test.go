@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // tmpfs mounts a tmpfs with options.
@@ -70,7 +72,7 @@ func TestRoom(t *testing.T) {
 				t.Fatalf("%+v, %v", done, err)
 			}
 			image := filepath.Join(dir, "pages-3.img")
-			if after, is := pagesOf(t, image); is != inode || after > 308*pageBytes+hugePage {
+			if after, is := pagesOf(t, image); is != inode || after > 308*pageBytes+mmapfile.HugePage {
 				t.Errorf("the image has %d bytes of pages; is the room: %t", after, is == inode)
 			}
 			if data, err := os.ReadFile(image); err != nil || len(data) != 308*pageBytes || !bytes.Equal(data[5*pageBytes:305*pageBytes], content) {

@@ -41,7 +41,6 @@ func Start[P process](ctx context.Context, run worker.Run, node config.Staging, 
 	return start(run, nil)
 }
 
-// startIn starts a worker process in a cgroup.
 func startIn[P process](run worker.Run, cg *host.MemoryCgroup, start func(worker.Run, *os.File) (P, error)) (p P, err error) {
 	dir, err := cg.Open()
 	if err != nil {

@@ -93,7 +93,6 @@ func Refuse(c Container) error {
 // processes are exec'd processes of a container, those with a terminal apart.
 type processes struct{ shells, others []int }
 
-// find finds the exec'd processes.
 func find(c Container) (processes, error) {
 	var found processes
 	pids, err := c.Pids()

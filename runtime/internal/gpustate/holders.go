@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -55,9 +56,8 @@ func endHolders(pids []int, lent []*Lent) error {
 }
 
 func memoryWithoutName(f *os.File) bool {
-	var fs unix.Statfs_t
 	var st unix.Stat_t
-	return unix.Fstatfs(int(f.Fd()), &fs) == nil && fs.Type == unix.TMPFS_MAGIC && unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
+	return mmapfile.InMemory(f) && unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
 }
 
 // sameFile reports whether a name is that of an open file. It asks no file system that may not answer.

@@ -61,7 +61,6 @@ func (a *arrival) save() error {
 	return nil
 }
 
-// forget removes the record.
 func (a *arrival) forget() error {
 	if err := os.Remove(a.path(a.s.o.Root)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the record of what has arrived: %w", err)
