@@ -293,10 +293,11 @@ func remarshal(all map[string]any, part *settings) error {
 }
 
 // restart restarts containerd, such that containers live on.
-func (o Options) restart(ctx context.Context) error {
+func (o Options) restart(ctx context.Context) (err error) {
+	defer wrap(&err, "restart containerd")
 	if o.RestartCommand != "" {
 		_, _, err := o.run(ctx, "/bin/sh", "-c", o.RestartCommand)
-		return wrapped(err, "restart containerd")
+		return err
 	}
 	for _, unit := range []string{"k3s", "k3s-agent", "rke2-server", "rke2-agent", "containerd"} {
 		if _, _, err := o.run(ctx, "systemctl", "is-active", "--quiet", unit); err != nil {
@@ -307,17 +308,12 @@ func (o Options) restart(ctx context.Context) error {
 			return err
 		}
 		if mode := strings.TrimSpace(string(out)); mode != "process" && mode != "none" {
-			return fmt.Errorf("restart containerd: the unit %s has KillMode=%s, with which a restart ends all containers: set KillMode=process, or restart it by hand", unit, mode)
+			return fmt.Errorf("the unit %s has KillMode=%s, with which a restart ends all containers: set KillMode=process, or restart it by hand", unit, mode)
 		}
 		_, _, err = o.run(ctx, "systemctl", "restart", unit)
-		return wrapped(err, "restart containerd")
+		return err
 	}
-	return errors.New("restart containerd: no unit of systemd runs it: give --restart-command, or restart it by hand")
-}
-
-func wrapped(err error, doing string) error {
-	wrap(&err, doing)
-	return err
+	return errors.New("no unit of systemd runs it: give --restart-command, or restart it by hand")
 }
 
 // run runs a program of the node, in the node's root.
