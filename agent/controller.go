@@ -101,7 +101,6 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		return ctrl.Result{RequeueAfter: turns.Next}, nil
 	}
 	defer end()
-	began := metav1.NewTime(c.now())
 	var made []node.Captured
 	if k.Status.Phase, k.Status.Stage = api.Running, api.Checkpointing; left {
 		// This agent is not at it: another one has begun it and is gone.
@@ -116,7 +115,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		}
 		k.Status.Restarts, k.Status.Bytes, k.Status.Containers = k.Status.Restarts+1, 0, nil
 	} else {
-		k.Status.StartTime = &began
+		k.Status.StartTime = new(metav1.NewTime(c.now()))
 	}
 	var key hpke.PrivateKey
 	if k.Spec.PushSecret != "" {

@@ -43,8 +43,7 @@ func (r *formerNodes) Reconcile(ctx context.Context, request ctrl.Request) (ctrl
 		k.Status.Gone = nil
 		return ctrl.Result{}, r.client.Status().Update(ctx, &k)
 	case k.Status.Gone == nil:
-		now := metav1.NewTime(r.now())
-		k.Status.Gone = &now
+		k.Status.Gone = new(metav1.NewTime(r.now()))
 		if err := r.client.Status().Update(ctx, &k); err != nil {
 			return ctrl.Result{}, err
 		}

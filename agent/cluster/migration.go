@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,8 +67,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 		m.Status.Phase, kind, event, reason, message = api.Failed, api.HasFailed, corev1.EventTypeWarning, f.Reason, f.Error()
 	}
-	now := metav1.NewTime(r.now())
-	m.Status.CompletionTime = &now
+	m.Status.CompletionTime = new(metav1.NewTime(r.now()))
 	meta.RemoveStatusCondition(&m.Status.Conditions, api.Waiting)
 	r.condition(&m, kind, reason, message)
 	if err := r.save(ctx, before, &m); err != nil {
@@ -173,10 +173,7 @@ func (r *migrations) pod(ctx context.Context, m *api.Migration, name string, to 
 
 // begin refuses what cannot be migrated, before anything is touched.
 func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Pod, gone bool) error {
-	m.Status.NewPod = m.Spec.NewPod
-	if m.Status.NewPod == "" {
-		m.Status.NewPod = m.Name
-	}
+	m.Status.NewPod = cmp.Or(m.Spec.NewPod, m.Name)
 	owner := metav1.GetControllerOf(old)
 	switch {
 	case gone:
@@ -202,8 +199,7 @@ func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Po
 			return api.Fail(api.Queued, "%w for the Migration %s of the same pod", errWait, other.Name)
 		}
 	}
-	now := metav1.NewTime(r.now())
-	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.StartTime = api.Running, string(old.UID), old.Spec.NodeName, &now
+	m.Status.Phase, m.Status.SourceUID, m.Status.From, m.Status.StartTime = api.Running, string(old.UID), old.Spec.NodeName, new(metav1.NewTime(r.now()))
 	return errWait
 }
 
@@ -298,10 +294,7 @@ func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.
 // ready waits until the new pod is, for a time since it could start: with DeleteFirst the old one may have taken long.
 func (r *migrations) ready(m *api.Migration, fresh *corev1.Pod) error {
 	m.Status.To = fresh.Spec.NodeName
-	limit := readyLimit
-	if m.Spec.ReadySeconds > 0 {
-		limit = time.Duration(m.Spec.ReadySeconds) * time.Second
-	}
+	limit := cmp.Or(time.Duration(m.Spec.ReadySeconds)*time.Second, readyLimit)
 	late := r.now().Sub(meta.FindStatusCondition(m.Status.Conditions, api.Released).LastTransitionTime.Time) > limit
 	why := "it is " + string(fresh.Status.Phase)
 	for _, c := range fresh.Status.Conditions {

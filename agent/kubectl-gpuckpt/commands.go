@@ -37,15 +37,12 @@ func (p plugin) where(ctx context.Context, pod string, a asked) (repository, tag
 	if err := p.get(ctx, pod, &of); err != nil {
 		return "", "", "", err
 	}
-	if a.to == "" {
-		a.to = of.Annotations[api.Repository]
-		if a.to == "" {
-			return "", "", "", fmt.Errorf("where does the image go? Give --to REPOSITORY, or the pod the annotation %s", api.Repository)
-		}
+	repository = cmp.Or(a.to, of.Annotations[api.Repository])
+	if repository == "" {
+		return "", "", "", fmt.Errorf("where does the image go? Give --to REPOSITORY, or the pod the annotation %s", api.Repository)
 	}
-	repository = a.to
-	if at := strings.LastIndex(a.to, ":"); at > strings.LastIndex(a.to, "/") && strings.Contains(a.to, "/") { // without one it is a port
-		repository, tag = a.to[:at], a.to[at+1:]
+	if at := strings.LastIndex(repository, ":"); at > strings.LastIndex(repository, "/") && strings.Contains(repository, "/") { // without one it is a port
+		repository, tag = repository[:at], repository[at+1:]
 	}
 	return repository, tag, cmp.Or(a.secret, of.Annotations[api.PushSecret]), nil
 }
