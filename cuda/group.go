@@ -101,15 +101,17 @@ func (g Group) RestoreRemapped(ctx context.Context, h *Helper, tries map[int][][
 	return taken, err
 }
 
+// Hosts returns the pids of the processes on the host.
+func (g Group) Hosts() (pids []int) {
+	for _, p := range g {
+		pids = append(pids, p.PID.Host)
+	}
+	return pids
+}
+
 // whileAnyWorks is the limit of a call in which the driver copies GPU memory of one of the processes,
 // while it copies that of the others.
-func (g Group) whileAnyWorks(h *Helper) worker.Limit {
-	var hosts []int
-	for _, p := range g {
-		hosts = append(hosts, p.PID.Host)
-	}
-	return h.whileTheyWork(hosts)
-}
+func (g Group) whileAnyWorks(h *Helper) worker.Limit { return h.whileTheyWork(g.Hosts()) }
 
 func (g Group) restored(ctx context.Context, h *Helper, p PID, pairs []Pair) error {
 	pid := h.number(p)

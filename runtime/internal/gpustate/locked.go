@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +32,7 @@ import (
 type locked struct {
 	info        cuda.Info
 	procs       cuda.Group // by their pids in the container; State is as each was found
-	bystanders  []bystander
+	bystanders  bystanders
 	took        time.Duration
 	use         usage
 	copyThreads int
@@ -170,18 +171,16 @@ func (l *locked) unlisted() (p *cuda.Process, minor int) {
 	return nil, 0
 }
 
-// A bystander is a process with files of a GPU and without CUDA state: a child that was
-// forked after CUDA or NVML began. (The driver serves a user of NVML alone as a CUDA process.) The
-// driver does not checkpoint it, and CRIU dumps its files by gpuckpt's plugin.
-type bystander struct {
-	pid int
-	// mapped is where the process has files of NVIDIA's devices mapped. CUDA changes it.
-	mapped string
-}
+// bystanders are processes with files of a GPU and without CUDA state: children that were forked after CUDA or
+// NVML began. (The driver serves a user of NVML alone as a CUDA process.) The driver does not checkpoint them,
+// and CRIU dumps their files by gpuckpt's plugin. Each has with its pid where it has files of NVIDIA's devices
+// mapped: CUDA changes that.
+type bystanders map[int]string
 
-func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
+func (l *locked) bystandersAmong(pids []int) (bystanders, error) {
+	all, processes := make(bystanders), l.procs.Hosts()
 	for _, pid := range pids {
-		if slices.ContainsFunc(l.procs, func(p cuda.Process) bool { return p.PID.Host == pid }) {
+		if slices.Contains(processes, pid) {
 			continue
 		}
 		holds, err := cuda.HoldsDevice(pid)
@@ -206,7 +205,7 @@ func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 		for _, m := range mappings {
 			fmt.Fprintf(&mapped, "%x-%x ", m.Start, m.End)
 		}
-		all = append(all, bystander{pid, mapped.String()})
+		all[pid] = mapped.String()
 	}
 	return all, nil
 }
@@ -214,17 +213,10 @@ func (l *locked) bystandersAmong(pids []int) (all []bystander, err error) {
 // bornWithout reports whether a process came up after the lock and has no files of a GPU but
 // those that it was forked with: it cannot use CUDA, and is one more bystander.
 func (l *locked) bornWithout(pid int) (bool, error) {
-	known := make([]int, 0, len(l.procs)+len(l.bystanders))
-	for _, p := range l.procs {
-		known = append(known, p.PID.Host)
+	if _, was := l.bystanders[pid]; was {
+		return false, nil // it was there, and has begun to use CUDA
 	}
-	for _, b := range l.bystanders {
-		if b.pid == pid {
-			return false, nil // it was there, and has begun to use CUDA
-		}
-		known = append(known, b.pid)
-	}
-	return cuda.InheritsDevices(pid, known)
+	return cuda.InheritsDevices(pid, slices.AppendSeq(l.procs.Hosts(), maps.Keys(l.bystanders)))
 }
 
 // refuseUnlocked refuses a process with files of a GPU that the lock did not see: a program
@@ -234,17 +226,17 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 	if err != nil {
 		return err
 	}
-	for _, b := range now {
-		if slices.Contains(l.bystanders, b) {
+	for pid, mapped := range now {
+		if was, known := l.bystanders[pid]; known && mapped == was {
 			continue
 		}
-		born, err := l.bornWithout(b.pid)
+		born, err := l.bornWithout(pid)
 		if err != nil {
 			return err
 		}
 		if !born {
 			return fmt.Errorf("process %s began to use a GPU while the container was being paused, and is not locked: resume the container and try again: %w",
-				proc.Describe(b.pid), errdefs.ErrFailedPrecondition)
+				proc.Describe(pid), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil
@@ -253,14 +245,9 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 // RefuseGraphics refuses a process that uses a GPU for graphics. CUDA processes have their GPUs mapped while
 // they are locked, and are looked at once the driver has checkpointed them: what they have then stays mapped.
 func (s *State) RefuseGraphics() error {
-	var pids []int
-	for _, b := range s.bystanders {
-		pids = append(pids, b.pid)
-	}
-	for _, p := range s.procs {
-		if s.phase != Locked {
-			pids = append(pids, p.PID.Host)
-		}
+	pids := slices.Collect(maps.Keys(s.bystanders))
+	if s.phase != Locked {
+		pids = append(pids, s.procs.Hosts()...)
 	}
 	for _, pid := range pids {
 		draws, err := cuda.UsesGraphics(pid)
@@ -429,7 +416,7 @@ var ErrLost = errors.New("the driver has the program's GPU state and does not gi
 // GPU cannot be reached for the moment. Too little memory, for one, may be another matter later.
 func judge(err error, procs cuda.Group, stuck bool) error {
 	refused := cuda.RestoreRefusal(err)
-	if refused == nil || errors.Is(err, ErrLost) || !slices.ContainsFunc(procs.Living(), func(p cuda.Process) bool { return p.PID.Host == refused.PID }) {
+	if refused == nil || errors.Is(err, ErrLost) || !slices.Contains(procs.Living().Hosts(), refused.PID) {
 		return err
 	}
 	switch refused.Result {

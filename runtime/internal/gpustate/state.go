@@ -159,11 +159,7 @@ func (s *State) Lock(ctx context.Context, candidates []int, opts Options) error 
 		return err
 	}
 	s.phase, s.took = Locked, time.Since(began)
-	pids := make([]int, len(s.procs))
-	for i, p := range s.procs {
-		pids[i] = p.PID.Host
-	}
-	s.copyThreads = steer.CopyThreads(opts.Config.Debug.CopyThreads, s.target.Init(), pids, 1)
+	s.copyThreads = steer.CopyThreads(opts.Config.Debug.CopyThreads, s.target.Init(), s.procs.Hosts(), 1)
 	s.helpers.IdleAfter(cudahelper.Idle)
 	return nil
 }
