@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/cuda/internal/wire"
@@ -139,12 +140,7 @@ func (l *lockstep) hold(ctx context.Context) error {
 
 // passed reports whether one of the processes that were let go has got so far that it waits now.
 func (l *lockstep) passed(let []int) bool {
-	for _, i := range let {
-		if l.members[i].state != held {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(let, func(i int) bool { return l.members[i].state != held })
 }
 
 // part lets all go, and waits until no call is under way: those that wait are done when all run. On an

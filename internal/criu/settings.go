@@ -204,12 +204,10 @@ func (s Settings) KeepsConnections() (bool, error) {
 }
 
 func decidesTCP(base string, options map[string]any) bool {
-	for _, name := range []string{"tcp-established", "tcp-close"} {
-		if _, set := options[name]; set || hasOption(base, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"tcp-established", "tcp-close"}, func(name string) bool {
+		_, set := options[name]
+		return set || hasOption(base, name)
+	})
 }
 
 // hasOption reports whether a configuration text sets an option.

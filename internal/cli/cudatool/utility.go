@@ -211,8 +211,8 @@ func Utility(ctx context.Context, argv []string, stdout, stderr io.Writer) int {
 
 // message words an error of the driver's as NVIDIA's utility does, any other as this project does.
 func (s *step) message(err error) string {
-	var e *cuda.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*cuda.Error](err)
+	if !ok {
 		return err.Error()
 	}
 	text := cmp.Or(e.Text, e.Result.Text())
@@ -231,8 +231,7 @@ func (s *step) message(err error) string {
 
 // exitStatus is the driver's error code as far as a process can return it.
 func exitStatus(err error) int {
-	var e *cuda.Error
-	if errors.As(err, &e) && e.Result&0xff != 0 {
+	if e, ok := errors.AsType[*cuda.Error](err); ok && e.Result&0xff != 0 {
 		return int(e.Result & 0xff)
 	}
 	return 1

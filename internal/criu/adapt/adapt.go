@@ -173,8 +173,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		}
 	case p.place.Connections && (!p.inner(s) || !p.move(s)):
 		p.Closed = append(p.Closed, fmt.Sprint(source(s), " ", destination(s)))
-		closed := uint32(unix.BPF_TCP_CLOSE)
-		s.State, s.SrcPort, s.DstPort = &closed, new(uint32), new(uint32)
+		s.State, s.SrcPort, s.DstPort = new(uint32(unix.BPF_TCP_CLOSE)), new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))
 	}
 	if s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {

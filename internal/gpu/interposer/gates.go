@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/containerd/log"
@@ -296,12 +297,7 @@ func (g *gates) in(state memberState) (who []int) {
 }
 
 func (g *gates) anyIn(state memberState, who []int) bool {
-	for _, i := range who {
-		if g.members[i].state == state {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(who, func(i int) bool { return g.members[i].state == state })
 }
 
 // closeGates parks the programs of interposers within limit. On an error those that are not parked are open, or a

@@ -374,8 +374,8 @@ func Decode(data []byte, into any) error {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
-	var strict *toml.StrictMissingError
-	if !errors.As(err, &strict) {
+	strict, ok := errors.AsType[*toml.StrictMissingError](err)
+	if !ok {
 		return err
 	}
 	var unknown []string

@@ -4,6 +4,7 @@
 package host
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -43,13 +44,8 @@ func (c *Cgroup) freezeOutsideForks(patience time.Duration) error {
 // inFork reports whether a process of the cgroup shares the memory of its parent.
 func (c *Cgroup) inFork() bool {
 	pids, err := c.Pids()
-	if err != nil {
-		return false
-	}
-	for _, pid := range pids {
-		if status, err := proc.StatusOf(pid); err == nil && proc.SharesMemory(pid, status.Parent()) {
-			return true
-		}
-	}
-	return false
+	return err == nil && slices.ContainsFunc(pids, func(pid int) bool {
+		status, err := proc.StatusOf(pid)
+		return err == nil && proc.SharesMemory(pid, status.Parent())
+	})
 }

@@ -59,8 +59,7 @@ func Deny(spec *specs.Spec, view config.View, dump *criu.Dump) error {
 	if slices.ContainsFunc(profile.Syscalls, names) {
 		return nil
 	}
-	enosys := uint(unix.ENOSYS)
-	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{setup}, Action: specs.ActErrno, ErrnoRet: &enosys})
+	profile.Syscalls = append(profile.Syscalls, specs.LinuxSyscall{Names: []string{setup}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS))})
 	return nil
 }
 
@@ -88,19 +87,17 @@ func denyMPTCP(profile *specs.LinuxSeccomp) {
 		rule.Names, rule.Args = []string{"socket"}, append(slices.Clone(rule.Args), other)
 		rules = append(rules, rule)
 	}
-	unsupported := uint(unix.EPROTONOSUPPORT)
-	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: &unsupported, Args: []specs.LinuxSeccompArg{mptcp}})
+	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: []string{"socket"}, Action: specs.ActErrno, ErrnoRet: new(uint(unix.EPROTONOSUPPORT)), Args: []specs.LinuxSeccompArg{mptcp}})
 }
 
 // denyLandlock adds the rule, and takes the calls out of those that allow them.
 func denyLandlock(profile *specs.LinuxSeccomp) {
-	enosys := uint(unix.ENOSYS)
 	rules := slices.Clone(profile.Syscalls)
 	for i := range rules {
 		rules[i].Names = slices.DeleteFunc(slices.Clone(rules[i].Names), func(n string) bool { return slices.Contains(landlock, n) })
 	}
 	rules = slices.DeleteFunc(rules, func(r specs.LinuxSyscall) bool { return len(r.Names) == 0 })
-	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: slices.Clone(landlock), Action: specs.ActErrno, ErrnoRet: &enosys})
+	profile.Syscalls = append(rules, specs.LinuxSyscall{Names: slices.Clone(landlock), Action: specs.ActErrno, ErrnoRet: new(uint(unix.ENOSYS))})
 }
 
 // allArchitectures returns those whose programs this machine runs: libseccomp kills a process that
