@@ -5,7 +5,7 @@ package images
 
 import (
 	"encoding/binary"
-	"encoding/hex"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -52,8 +52,7 @@ func DigestRead(bytes uint64, threads int, read func(p []byte, at uint64) error)
 	if err := readInto(whole, from, bytes-from, read); err != nil {
 		return "", err
 	}
-	sum := whole.Sum()
-	return blakePrefix + hex.EncodeToString(sum[:]), nil
+	return blakeDigest(whole.Sum()), nil
 }
 
 // readBytes is what is read at once, in bytes: a processor's own cache has it.
@@ -78,8 +77,7 @@ func DigestsOfParts(bytes uint64, values []byte) (digests []string) {
 			}
 			parts = append(parts, words)
 		}
-		sum := rootOf(parts)
-		digests = append(digests, blakePrefix+hex.EncodeToString(sum[:]))
+		digests = append(digests, blakeDigest(rootOf(parts)))
 	}
 	return digests
 }
@@ -141,12 +139,12 @@ func (b *BlockHash) Write(part []byte) {
 // Digest returns the digest of all parts so far.
 func (b *BlockHash) Digest() string {
 	if b.xxh != nil {
-		sum := b.xxh.Sum128().Bytes()
-		return xxhPrefix + hex.EncodeToString(sum[:])
+		return fmt.Sprintf("%s%x", xxhPrefix, b.xxh.Sum128().Bytes())
 	}
-	sum := b.blake.Sum()
-	return blakePrefix + hex.EncodeToString(sum[:])
+	return blakeDigest(b.blake.Sum())
 }
+
+func blakeDigest(sum [32]byte) string { return fmt.Sprintf("%s%x", blakePrefix, sum) }
 
 const (
 	blakePrefix = "blake3:"

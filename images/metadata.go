@@ -13,7 +13,6 @@ package images
 
 import (
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -235,8 +234,7 @@ func EncodeMetadata(m *Metadata) ([]byte, error) {
 		return nil, err
 	}
 	begin := len(data) - len(sealEnd) - sealDigits
-	sum := blake3.Sum256(data[:begin])
-	m.Digest = sealPrefix + hex.EncodeToString(sum[:])
+	m.Digest = fmt.Sprintf("%s%x", sealPrefix, blake3.Sum256(data[:begin]))
 	copy(data[begin:], m.Digest[len(sealPrefix):])
 	data = append(data, '\n')
 	if len(data) > maxMetadata {
@@ -261,8 +259,7 @@ func checkSeal(data []byte) error {
 	if !bytes.HasSuffix(rest[:at], []byte("\n  \"digest\": \""+sealPrefix)) {
 		return errors.New("it does not end with a digest")
 	}
-	sum := blake3.Sum256(rest[:at])
-	if got := hex.EncodeToString(sum[:]); got != string(rest[at:]) {
+	if got := fmt.Sprintf("%x", blake3.Sum256(rest[:at])); got != string(rest[at:]) {
 		return fmt.Errorf("its digest is %s%s, not %s%s: the file was changed or damaged", sealPrefix, got, sealPrefix, rest[at:])
 	}
 	return nil

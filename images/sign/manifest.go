@@ -20,7 +20,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -270,6 +269,5 @@ func (m *Manifest) validate() error {
 // Digest returns the digest of a manifest's bytes, by which [restore] images knows a
 // checkpoint.
 func Digest(manifest []byte) string {
-	sum := sha256.Sum256(manifest)
-	return "sha256:" + hex.EncodeToString(sum[:])
+	return fmt.Sprintf("sha256:%x", sha256.Sum256(manifest))
 }
