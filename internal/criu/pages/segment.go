@@ -40,25 +40,19 @@ type segments struct {
 	all   uint64 // what they must hold together to be chosen, in bytes
 	least uint64 // what each must
 	holds uint64
-	at    map[uint64]segment // by their inodes
-}
-
-type segment struct {
-	source
-	span
-	bytes uint64
+	known map[uint64]bool // by their inodes
+	found map[source]span // where one process has each
 }
 
 func newSegments(least uint64) *segments {
-	return &segments{all: least, least: least / segmentPart, at: make(map[uint64]segment)}
+	return &segments{all: least, least: least / segmentPart, known: make(map[uint64]bool), found: make(map[source]span)}
 }
 
 // add adds the segment of a mapping, if it is of one.
 func (s *segments) add(pid int, m *proc.Mapping) error {
-	if _, known := s.at[m.Inode]; known || !m.IsSegment() || len(s.at) == mostSegments || m.Inode > math.MaxUint32 { // as CRIU counts
+	if s.known[m.Inode] || !m.IsSegment() || len(s.found) == mostSegments || m.Inode > math.MaxUint32 { // as CRIU counts
 		return nil
 	}
-	at := span{m.Start, m.End}
 	var st unix.Stat_t
 	if err := unix.Stat(m.File(pid), &st); errors.Is(err, unix.ENOENT) { // the driver has unmapped it
 		return nil
@@ -66,7 +60,8 @@ func (s *segments) add(pid int, m *proc.Mapping) error {
 		return fmt.Errorf("look at shared memory of process %s: %w", proc.Describe(pid), err)
 	}
 	if bytes := uint64(st.Blocks) * blockBytes; bytes >= s.least && st.Ino == m.Inode {
-		s.at[m.Inode] = segment{source{pid, true, m.Inode}, at, bytes}
+		s.known[m.Inode] = true
+		s.found[source{pid, true, m.Inode}] = span{m.Start, m.End}
 		s.holds += bytes
 	}
 	return nil
@@ -74,13 +69,10 @@ func (s *segments) add(pid int, m *proc.Mapping) error {
 
 // chosen returns those of which each and all hold enough.
 func (s *segments) chosen() map[source]span {
-	chosen := make(map[source]span)
-	for _, g := range s.at {
-		if s.holds >= s.all {
-			chosen[g.source] = g.span
-		}
+	if s.holds < s.all {
+		return nil
 	}
-	return chosen
+	return s.found
 }
 
 // openSegment opens the file of a mapping, to be read. nil is that there is another mapping now, or none.
