@@ -259,6 +259,9 @@ func TestBroughtBack(t *testing.T) {
 			}
 			for _, tag := range []string{"1", "2"} { // also of one that was restored
 				ref := takeCheckpoint(t, shared, k, tag)
+				if got := answer(t, k); got != "same" {
+					t.Errorf("left running: %q", got)
+				}
 				k.MustRemove(t)
 				k = restore(t, shared, k.ID, ref, k.Port)
 				if got := answer(t, k); got != "same" {

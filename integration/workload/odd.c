@@ -22,6 +22,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1633,7 +1634,7 @@ static void renewed_directory(void)
 	must(mkdir("/root", 0700));
 }
 
-// A thread that waits in poll(2), and no signal comes.
+// Threads that wait in poll(2) and for a semaphore, and a child in poll(2), and no signal comes.
 static void *wait_an_hour(void *unused)
 {
 	(void)unused;
@@ -1641,13 +1642,34 @@ static void *wait_an_hour(void *unused)
 	return NULL;
 }
 
-static void waiting_poll(void)
+static void *wait_for_post(void *never)
 {
-	pthread_t t;
-	must(pthread_create(&t, NULL, wait_an_hour, NULL));
+	struct timespec at;
+	clock_gettime(CLOCK_REALTIME, &at);
+	at.tv_sec += 3600;
+	b = sem_timedwait(never, &at) ? errno : 0;
+	return NULL;
 }
 
-static const char *waiting_poll_same(void) { return a ? strerror(a) : "same"; }
+static void waiting_poll(void)
+{
+	static sem_t never;
+	pthread_t t;
+	c = (int)must(fork());
+	if (!c)
+		_exit(poll(NULL, 0, 3600 * 1000));
+	must(sem_init(&never, 0, 0));
+	must(pthread_create(&t, NULL, wait_an_hour, NULL));
+	must(pthread_create(&t, NULL, wait_for_post, &never));
+}
+
+static const char *waiting_poll_same(void)
+{
+	usleep(50000);
+	if (waitpid(c, NULL, WNOHANG))
+		return "the child waits no longer";
+	return a || b ? strerror(a ? a : b) : "same";
+}
 
 // A child whose end the kernel tells by no signal.
 static void exit_signal(void)

@@ -20,6 +20,11 @@
 // GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
 // sets their option IP_FREEBIND when it has bound them.
 //
+// GPUCKPT_WAITS names threads in a call that waits for a time, as " TID:CALL ", with 0 for the call of another thread than
+// a process's first one. CRIU has the call fail with EINTR where the program is left running. Here the kernel decides: it
+// goes on, until the same time, if no handler of a signal runs. A first thread calls again: CRIU's code in it has ended by
+// sigreturn, after which the kernel goes on with nothing.
+//
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
@@ -27,6 +32,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/netlink.h>
@@ -40,9 +46,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/user.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -277,3 +286,47 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 	errno = err;
 	return result;
 }
+
+#ifdef __x86_64__
+// go_on changes the registers of a thread that waits, as CRIU gives them back.
+static void go_on(int tid, struct user_regs_struct *r)
+{
+	enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516 }; // of the kernel's own
+	const char *list = getenv("GPUCKPT_WAITS"), *at;
+	char one[16];
+
+	if (!list || (long long)r->rax != -EINTR || (long long)r->orig_rax < 0)
+		return;
+	snprintf(one, sizeof(one), " %d:", tid);
+	if (!(at = strstr(list, one)))
+		return;
+	unsigned long long call = strtoull(at + strlen(one), NULL, 10);
+	if (!call) {
+		r->rax = (unsigned long long)-ERESTART_RESTARTBLOCK;
+		return;
+	}
+	// A program that has the rest of a sleep written elsewhere asks for less itself.
+	if ((call == SYS_nanosleep && r->rsi && r->rsi != r->rdi) || (call == SYS_clock_nanosleep && r->r10 && r->r10 != r->rdx))
+		return;
+	r->orig_rax = call;
+	r->rax = (unsigned long long)-ERESTARTNOHAND;
+}
+
+EXPORTED long ptrace(enum __ptrace_request request, ...)
+{
+	long (*libc)(int, ...) = (long (*)(int, ...))dlsym(RTLD_NEXT, "ptrace");
+	struct user_regs_struct changed;
+	va_list list;
+
+	va_start(list, request);
+	int tid = va_arg(list, int);
+	void *addr = va_arg(list, void *), *data = va_arg(list, void *);
+	va_end(list);
+	struct iovec *given = data, own = { &changed, sizeof(changed) };
+	if (request != PTRACE_SETREGSET || addr != (void *)NT_PRSTATUS || given->iov_len != sizeof(changed))
+		return libc((int)request, tid, addr, data);
+	memcpy(&changed, given->iov_base, sizeof(changed));
+	go_on(tid, &changed);
+	return libc((int)request, tid, addr, &own);
+}
+#endif

@@ -9,8 +9,9 @@
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again;
-//   - a thread in poll(2) or asleep, for one that calls it again, as on ARM, where the kernel has it so. CRIU
-//     has the call fail with EINTR, which a program that gets no signal need not expect. Complete does that;
+//   - a thread in poll(2), asleep or at a futex with a time, for one that calls it again, as on ARM, where the kernel has
+//     it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect. Complete does that
+//     for a restore. The library does it for a program that is left running;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
 //
@@ -146,7 +147,8 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
-	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits {
+	waits := t.running()
+	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits && waits == "" {
 		return ctx, nil
 	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
@@ -163,7 +165,7 @@ func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 		return ctx, err
 	}
 	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+library, "GPUCKPT_CLOSED="+closed,
-		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+hidden), nil
+		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+hidden, "GPUCKPT_WAITS="+waits), nil
 }
 
 // Complete puts into the directory of CRIU's images what CRIU was not told.

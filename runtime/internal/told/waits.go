@@ -18,17 +18,17 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// Calls of x86-64 that wait for a time, and that CRIU has fail: poll(2), and the sleeps of libraries. One that
-// was interrupted before goes on as restart_syscall(2).
+// Calls of x86-64 that wait for a time, and that CRIU has fail: poll(2), the sleeps of libraries, and futex(2), by which
+// sem_timedwait(3) waits. One that was interrupted before goes on as restart_syscall(2).
 const (
-	pollNumber, sleepNumber, clockNumber, restartNumber = 7, 35, 230, 219
-	callBytes                                           = 7 // mov $N,%eax; syscall
+	pollNumber, sleepNumber, futexNumber, clockNumber, restartNumber = 7, 35, 202, 230, 219
+	callBytes                                                        = 7 // mov $N,%eax; syscall
 )
 
-// wait is a thread that waits, as it counts itself, and the call in which it does.
+// wait is a thread that waits, as it counts itself and as this process counts it, and the call in which it does.
 type wait struct {
-	thread int
-	call   uint64
+	thread, tid int
+	call        uint64
 }
 
 // waiting returns the threads of a process that wait. CUDA's own, such as cuda-EvtHandlr, are left to CRIU: so
@@ -45,16 +45,33 @@ func waiting(pid int) (found []wait) {
 		if call == restartNumber {
 			call = calledAt(pid, f[8])
 		}
-		if call != pollNumber && call != sleepNumber && call != clockNumber {
+		if call != pollNumber && call != sleepNumber && call != futexNumber && call != clockNumber {
 			continue
 		}
 		if status, err := proc.ThreadStatus(pid, tid); err == nil && (tid == pid || !strings.HasPrefix(status.Field("Name"), "cuda")) {
 			if number, err := status.NSPID(); err == nil {
-				found = append(found, wait{number, call})
+				found = append(found, wait{number, tid, call})
 			}
 		}
 	}
 	return found
+}
+
+// running lists the threads that wait, for the library in CRIU. Of those that are too many for a variable, calls fail.
+func (t *Told) running() string {
+	var list strings.Builder
+	for process, threads := range t.waits {
+		for _, w := range threads {
+			if list.Len() > maxVariable/4 {
+				return list.String()
+			}
+			if w.thread != process {
+				w.call = 0
+			}
+			fmt.Fprintf(&list, " %d:%d ", w.tid, w.call)
+		}
+	}
+	return list.String()
 }
 
 // calledAt returns the number of the call before an address, "0x7f00", 0 if it is not known.
