@@ -161,6 +161,7 @@ func TestReasons(t *testing.T) {
 		{state: "vsock", says: "vsock (40)", machine: "socket"},
 		{state: "path-of-socket", file: "/socket", says: "the name of a Unix socket open"},
 		{state: "watch-removed", file: "/gone", says: "a file that was removed"},
+		{state: "watch-async", says: "have the program clear them"},
 		{state: "watch-proc", says: "one of /proc or /sys"},
 		{state: "thread-pidfd", says: "a pidfd of a thread", machine: "pidfd_open"},
 		{state: "sealed-memfd", says: "sealed with F_SEAL_WRITE", machine: "mmap"},
@@ -348,7 +349,7 @@ func TestDifferent(t *testing.T) {
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
-		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "shared-port": "the kernel shares it out", "urgent": "without its mark",
+		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "typed": "lost", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
 		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}

@@ -253,6 +253,7 @@ static void multicast(void)
 	must(in_groups(a, b, 1) - 1);
 	set_value(a, IPPROTO_IP, IP_MULTICAST_TTL, 7);
 	set_value(a, IPPROTO_IP, IP_RECVTTL, 1);
+	must(setsockopt(a, IPPROTO_IP, IP_OPTIONS, "\x94\x04\0", 4)); // a router alert
 	set_value(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, 9);
 	set_value(b, IPPROTO_IPV6, IPV6_TCLASS, 16);
 	set_value(b, IPPROTO_IPV6, IPV6_RECVPATHMTU, 1);
@@ -260,6 +261,11 @@ static void multicast(void)
 
 static const char *multicast_same(void)
 {
+	char options[40];
+	socklen_t n = sizeof options;
+	must(getsockopt(a, IPPROTO_IP, IP_OPTIONS, options, &n));
+	if (n != 4)
+		return "no IP_OPTIONS";
 	if (value_of(a, IPPROTO_IP, IP_MULTICAST_TTL) != 7 || value_of(a, IPPROTO_IP, IP_RECVTTL) != 1 ||
 	    value_of(b, IPPROTO_IPV6, IPV6_MULTICAST_HOPS) != 9 || value_of(b, IPPROTO_IPV6, IPV6_TCLASS) != 16 ||
 	    value_of(b, IPPROTO_IPV6, IPV6_RECVPATHMTU) != 1)
@@ -627,6 +633,13 @@ static void watch_removed(void)
 	b = make_file(path, O_RDONLY);
 	must(inotify_add_watch(a, path, IN_MODIFY));
 	must(unlink(path));
+}
+
+static void watch_async(void)
+{
+	a = (int)must(inotify_init());
+	signal(SIGIO, SIG_IGN);
+	must(fcntl(a, F_SETFL, O_ASYNC));
 }
 
 static void watch_proc(void)
@@ -1048,6 +1061,21 @@ static void removed_attributes(void)
 }
 
 static const char *removed_attributes_same(void) { return fgetxattr(a, "user.odd", NULL, 0) < 0 ? "gone" : "same"; }
+
+// A datagram was for a port at which nobody listens: the next call says so.
+static void refused_datagram(void)
+{
+	struct sockaddr_in at = {AF_INET, htons(9), {htonl(INADDR_LOOPBACK)}, {0}};
+	a = (int)must(socket(AF_INET, SOCK_DGRAM, 0));
+	must(connect(a, (void *)&at, sizeof at));
+	must(send(a, "x", 1, 0));
+}
+
+static const char *refused_datagram_same(void)
+{
+	struct pollfd error = {.fd = a};
+	return poll(&error, 1, 100) == 1 && error.revents & POLLERR ? "same" : "none";
+}
 
 static void netlink_type(void) { a = (int)must(socket(AF_NETLINK, SOCK_DGRAM, NETLINK_ROUTE)); }
 
@@ -1967,6 +1995,7 @@ static const struct state {
 	{"host-datagrams", host_datagrams, datagrams_same},
 	{"watch-removed", watch_removed, NULL},
 	{"watch-proc", watch_proc, NULL},
+	{"watch-async", watch_async, NULL},
 	{"thread-pidfd", thread_pidfd, NULL},
 	{"sealed-memfd", sealed_memfd, NULL},
 	{"huge-memfd", huge_memfd, NULL},
@@ -2003,6 +2032,7 @@ static const struct state {
 	{"thread-files", thread_files, NULL},
 	{"keys", keys, keys_same},
 	{"removed-attributes", removed_attributes, removed_attributes_same},
+	{"refused-datagram", refused_datagram, refused_datagram_same},
 	{"netlink-type", netlink_type, netlink_type_same},
 	{"shared-port", shared_port, shared_port_same},
 	{"urgent", urgent, urgent_same},

@@ -44,7 +44,7 @@ func TestParse(t *testing.T) {
 	if s, ok := parseSocket(strings.Fields(got[0])); !ok || !reflect.DeepEqual(s, want) {
 		t.Errorf("%q is %v, want %v", got[0], s, want)
 	}
-	for _, line := range []string{"7", "x 3", "7 -1", "7 3 6.1=", "7 3 6.1=xx", "7 3 6.9999=01", "7 3 6.1=0000000000000000000000000000000000", "7 3 10.0.0.1%eth0", "7 3 239.1.2.3%", "7 3 239.1.2.3", "7 3\n7 4\n7 3"} {
+	for _, line := range []string{"7", "x 3", "7 -1", "7 3 6.1=", "7 3 6.1=xx", "7 3 6.9999=01", "7 3 6.1=" + strings.Repeat("00", maxValue+1), "7 3 10.0.0.1%eth0", "7 3 239.1.2.3%", "7 3 239.1.2.3", "7 3\n7 4\n7 3"} {
 		if got, err := parse(strings.NewReader(line + "\n")); err == nil {
 			t.Errorf("%q is %v", line, got)
 		}

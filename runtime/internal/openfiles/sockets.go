@@ -32,6 +32,7 @@ const (
 	maxLine    = 1 << 20  // a socket may be in thousands of groups
 	maxText    = 64 << 20 // of all sockets
 	maxErrors  = 16
+	maxValue   = 40 // of IP_OPTIONS
 )
 
 // Options that golang.org/x/sys lacks: of linux/in6.h and of net/udplite.h.
@@ -56,7 +57,8 @@ var options = map[option]string{
 	{unix.SOL_SOCKET, unix.SO_RXQ_OVFL}: "SO_RXQ_OVFL", {unix.SOL_SOCKET, unix.SO_PEEK_OFF}: "SO_PEEK_OFF",
 	{unix.SOL_SOCKET, unix.SO_SELECT_ERR_QUEUE}: "SO_SELECT_ERR_QUEUE", {unix.SOL_SOCKET, unix.SO_LOCK_FILTER}: "SO_LOCK_FILTER",
 	{unix.SOL_SOCKET, unix.SO_TXREHASH}: "SO_TXREHASH", {unix.IPPROTO_IP, unix.IP_RECVOPTS}: "IP_RECVOPTS", {unix.IPPROTO_IP, unix.IP_RETOPTS}: "IP_RETOPTS",
-	{unix.IPPROTO_IP, unix.IP_TOS}: "IP_TOS", {unix.IPPROTO_IP, unix.IP_TTL}: "IP_TTL", {unix.IPPROTO_IP, unix.IP_PKTINFO}: "IP_PKTINFO",
+	{unix.IPPROTO_IP, unix.IP_OPTIONS}: "IP_OPTIONS",
+	{unix.IPPROTO_IP, unix.IP_TOS}:     "IP_TOS", {unix.IPPROTO_IP, unix.IP_TTL}: "IP_TTL", {unix.IPPROTO_IP, unix.IP_PKTINFO}: "IP_PKTINFO",
 	{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER}: "IP_MTU_DISCOVER", {unix.IPPROTO_IP, unix.IP_RECVERR}: "IP_RECVERR",
 	{unix.IPPROTO_IP, unix.IP_RECVTTL}: "IP_RECVTTL", {unix.IPPROTO_IP, unix.IP_RECVTOS}: "IP_RECVTOS",
 	{unix.IPPROTO_IP, unix.IP_RECVORIGDSTADDR}: "IP_RECVORIGDSTADDR", {unix.IPPROTO_IP, unix.IP_MINTTL}: "IP_MINTTL",
@@ -138,7 +140,7 @@ func readOptions(fd int) map[option][]byte {
 			listens == 0 && ofConnection[o]:
 			continue
 		}
-		if value, err := getsockopt(fd, o.level, o.number, make([]byte, 16)); err == nil {
+		if value, err := getsockopt(fd, o.level, o.number, make([]byte, maxValue)); err == nil {
 			values[o] = value
 		}
 	}
@@ -294,7 +296,7 @@ func parseSocket(words []string) (s socket, ok bool) {
 		o.level, lerr = strconv.Atoi(level)
 		o.number, nerr = strconv.Atoi(number)
 		value, err := hex.DecodeString(text)
-		if lerr != nil || nerr != nil || err != nil || options[o] == "" || len(value) == 0 || len(value) > 16 {
+		if lerr != nil || nerr != nil || err != nil || options[o] == "" || len(value) == 0 || len(value) > maxValue {
 			return s, false
 		}
 		s.values[o] = value
