@@ -20,10 +20,11 @@
 // GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
 // sets their option IP_FREEBIND when it has bound them.
 //
-// GPUCKPT_WAITS names threads in a call that waits for a time, as " TID:CALL ", with 0 for the call of another thread than
-// a process's first one. CRIU has the call fail with EINTR where the program is left running. Here the kernel decides: it
-// goes on, until the same time, if no handler of a signal runs. A first thread calls again: CRIU's code in it has ended by
-// sigreturn, after which the kernel goes on with nothing.
+// GPUCKPT_WAITS names threads in a call that waits for a time, as " TID:CALL ". The call is 0 of all but the
+// first thread of a process. CRIU has the call fail with EINTR where the program is left running. Here the
+// kernel goes on with it, until the same time, if no handler of a signal runs. A first thread calls again:
+// CRIU's code in it has ended by sigreturn, and the kernel then knows of no call. It does not where it might
+// wait for longer than it is to the next checkpoint.
 //
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //
@@ -35,6 +36,7 @@
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <linux/sock_diag.h>
@@ -291,7 +293,7 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 // go_on changes the registers of a thread that waits, as CRIU gives them back.
 static void go_on(int tid, struct user_regs_struct *r)
 {
-	enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516 }; // of the kernel's own
+	enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516, MINUTE = 60000 }; // the first two are the kernel's own
 	const char *list = getenv("GPUCKPT_WAITS"), *at;
 	char one[16];
 
@@ -306,7 +308,13 @@ static void go_on(int tid, struct user_regs_struct *r)
 		return;
 	}
 	// A program that has the rest of a sleep written elsewhere asks for less itself.
-	if ((call == SYS_nanosleep && r->rsi && r->rsi != r->rdi) || (call == SYS_clock_nanosleep && r->r10 && r->r10 != r->rdx))
+	if (call == SYS_nanosleep && r->rsi && r->rsi != r->rdi)
+		return;
+	if (call == SYS_clock_nanosleep && r->r10 && r->r10 != r->rdx)
+		return;
+	if (call == SYS_poll && (int)r->rdx > MINUTE)
+		return;
+	if (call == SYS_futex && r->r10 && (r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT)
 		return;
 	r->orig_rax = call;
 	r->rax = (unsigned long long)-ERESTARTNOHAND;

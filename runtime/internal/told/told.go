@@ -9,9 +9,9 @@
 //     and one whose thread has ended, for a timer that signals nobody;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again;
-//   - a thread in poll(2), asleep or at a futex with a time, for one that calls it again, as on ARM, where the kernel has
-//     it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect. Complete does that
-//     for a restore. The library does it for a program that is left running;
+//   - a thread in poll(2), asleep or at a futex with a time, for one that calls it again, as on ARM, where the
+//     kernel has it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect.
+//     Complete does that for a restore, the library for a program that is left running;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
 //

@@ -18,14 +18,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// Calls of x86-64 that wait for a time, and that CRIU has fail: poll(2), the sleeps of libraries, and futex(2), by which
-// sem_timedwait(3) waits. One that was interrupted before goes on as restart_syscall(2).
+// Calls of x86-64 that wait for a time, and that CRIU has fail: poll(2), the sleeps of libraries, and futex(2),
+// by which sem_timedwait(3) waits. One that was interrupted before goes on as restart_syscall(2).
 const (
 	pollNumber, sleepNumber, futexNumber, clockNumber, restartNumber = 7, 35, 202, 230, 219
 	callBytes                                                        = 7 // mov $N,%eax; syscall
 )
 
-// wait is a thread that waits, as it counts itself and as this process counts it, and the call in which it does.
+// wait is a thread that waits, as it counts itself and as the host does, and the call in which it does.
 type wait struct {
 	thread, tid int
 	call        uint64
