@@ -3,7 +3,10 @@
 
 package faults
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // Faults are all of them.
 func Faults() []Fault {
@@ -428,7 +431,7 @@ func (p Place) has(process string) bool {
 	if p.Moment == "during" {
 		// The tracer of a resume, and the digester of what was spilled.
 		if s.Operation == "resume" && process == Worker {
-			return p.Step == "give GPU state back" || s.Name == "resume-spill" && p.Step == "check spill"
+			return p.Step == "give GPU state back" || strings.HasPrefix(s.Name, "resume-") && p.Step == "check spill"
 		}
 		return slices.Contains(during[process], p.Step)
 	}
@@ -492,6 +495,8 @@ func (p Place) writesDisk() bool {
 		return slices.Contains([]string{"save GPU state", "dump", "admit", "store GPU state", "write metadata"}, p.Step)
 	case "checkpoint-kept", "checkpoint-kept-stop":
 		return p.Step == drains
+	case "suspend-window-spill":
+		return p.Step == "save GPU state"
 	case "suspend-spill":
 		return slices.Contains([]string{"make spill directory", "save GPU state", "spill"}, p.Step)
 	}

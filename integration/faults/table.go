@@ -103,6 +103,7 @@ func Scenarios() []Scenario {
 		"copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "fill memory", "map GPU state",
 		"restore GPU state", "note", "open the gate", "tell restored",
 	}
+	spill := []string{"pause", "preflight", "make spill directory", "save GPU state", "spill"}
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}
 	keeps := []string{"dump", drains}
 	turn := func(middle string) []string { return []string{waits, middle, gives} }
@@ -122,8 +123,7 @@ func Scenarios() []Scenario {
 			Undos: []Undo{{"give GPU state back", "save GPU state"}, {"resume", "save GPU state"}},
 		},
 		{
-			Name: "suspend-spill", Words: "a suspension to a disk", Operation: "suspend",
-			Steps: []string{"pause", "preflight", "make spill directory", "save GPU state", "spill"},
+			Name: "suspend-spill", Words: "a suspension to a disk", Operation: "suspend", Steps: spill,
 			Undos: []Undo{{"give GPU state back", "spill"}, {"remove spill directory", "spill"}, {"resume", "spill"}},
 		},
 		{
@@ -177,6 +177,14 @@ func Scenarios() []Scenario {
 		{
 			Name: "checkpoint-window", Words: "a checkpoint that writes GPU state through to a disk", Operation: "checkpoint", Way: Window,
 			Steps: leave, Only: []string{"save GPU state", "dump", "store GPU state"}, Undos: []Undo{{"give GPU state back", "dump"}}, Completes: "write metadata",
+		},
+		{
+			Name: "suspend-window-spill", Words: "a suspension that writes GPU state through to a disk", Operation: "suspend", Way: Window,
+			Steps: spill, Only: []string{"save GPU state", "spill"}, Undos: []Undo{{"give GPU state back", "spill"}},
+		},
+		{
+			Name: "resume-window-spill", Words: "a resume from there", Operation: "resume", Way: Window,
+			Steps: resume, Only: []string{"check spill", "give GPU state back"}, Completes: "give GPU state back",
 		},
 		{
 			Name: "restore-other", Words: "a restore on another GPU", Operation: "restore", Way: Other,
