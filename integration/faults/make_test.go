@@ -634,7 +634,7 @@ func (h *hit) send(victim string, pids []int, signal unix.Signal) {
 		h.beside.Go(func() {
 			time.Sleep(300 * time.Millisecond)
 			// CRIU stops a program at its end that was stopped at its begin, or fails if it goes on meanwhile.
-			for victim == Program && len(h.victims(CRIU)) > 0 {
+			for victim == Program && h.cell.Place.Scenario.Operation == "checkpoint" && len(h.victims(CRIU)) > 0 {
 				time.Sleep(5 * time.Millisecond)
 			}
 			for _, pid := range pids {
