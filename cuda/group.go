@@ -128,7 +128,7 @@ func (g Group) restored(ctx context.Context, h *Helper, p PID, pairs []Pair) err
 // copies by a thread of the process, which gets SIGBUS where a file cannot be read.
 func explained(p PID, err error) error {
 	if refused, ok := errors.AsType[*Error](err); ok && refused.Result == OperatingSystem && p.Host != 0 && len(Group{{PID: p}}.Living()) == 0 {
-		refused.Hint = "the process has ended: it was killed, for its memory perhaps, or its GPU state could not be written to a disk, or read from one (SIGBUS); see the kernel's log"
+		refused.Hint = "the process has ended: it was killed, for its memory perhaps, or its GPU state could not be read from a disk (SIGBUS) or written to one; see the kernel's log"
 	}
 	return err
 }
