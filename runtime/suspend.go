@@ -52,7 +52,7 @@ func (s *Service) obey(ctx context.Context, c *container, want *suspension.Order
 		c.end(ctx, err)
 		return err
 	}
-	return fmt.Errorf("the container is not suspended: %w", errdefs.ErrFailedPrecondition)
+	return fmt.Errorf("the container is not suspended: %w", errdefs.ErrNotFound)
 }
 
 // suspending is one suspension. Its steps leave their results in the container.
@@ -71,7 +71,7 @@ func (k *suspending) run(ctx context.Context) error {
 		return err
 	}
 	if !gpu {
-		return fmt.Errorf("no process of the container uses CUDA: to stop it, pause it: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("no process of the container uses CUDA: to stop it, pause it: %w", errdefs.ErrNotFound)
 	}
 	if spill != "" {
 		if err := staging.CheckSpillParent(spill); err != nil {

@@ -12,12 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ofOldPod are annotations that are not for a copy. Network plugins have written the last ones, and would
-// give the copy the old pod's address, which is another node's.
+// ofOldPod are the ends of annotations that are not for a copy. Network plugins have written the last ones, and
+// would give the copy the old pod's address, which is another node's. Kube-OVN's begin with the network, if any.
 var ofOldPod = []string{
 	corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, Refused,
 	"k8s.ovn.org/pod-networks", "k8s.v1.cni.cncf.io/network-status",
 	"cni.projectcalico.org/containerID", "cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs",
+	"ovn.kubernetes.io/allocated", "ovn.kubernetes.io/routed", "ovn.kubernetes.io/ip_address", "ovn.kubernetes.io/mac_address",
 }
 
 // Again returns a pod with the specification of another one that is restored on whatever node. It pulls with a
@@ -27,9 +28,9 @@ func Again(old *corev1.Pod, name, secret string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Name: name, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
 		Spec:       *old.Spec.DeepCopy(),
 	}
-	for _, of := range ofOldPod {
-		delete(to.Annotations, of)
-	}
+	maps.DeleteFunc(to.Annotations, func(key, _ string) bool {
+		return slices.ContainsFunc(ofOldPod, func(end string) bool { return strings.HasSuffix(key, end) })
+	})
 	metav1.SetMetaDataAnnotation(&to.ObjectMeta, RestoreAnnotation, "true")
 	to.Spec.NodeName, to.Spec.EphemeralContainers = "", nil
 	if reference := (corev1.LocalObjectReference{Name: secret}); secret != "" && !slices.Contains(to.Spec.ImagePullSecrets, reference) {

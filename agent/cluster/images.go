@@ -65,6 +65,9 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 
 // prune deletes the manifests of a Checkpoint's images. Their blobs are the registry's to collect.
 func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
+	if len(k.Status.Containers) == 0 { // nothing was pushed
+		return nil
+	}
 	auths, err := r.auths(ctx, k)
 	if err != nil {
 		return err

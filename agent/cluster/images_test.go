@@ -54,16 +54,21 @@ func TestPruneOfASilentRegistry(t *testing.T) {
 	}
 }
 
-// An image that an agent may push yet is waited for, and one whose secret is gone is left at once.
+// An image that an agent may push yet is waited for, and one whose secret is gone is left at once. Where none was
+// pushed, none is said to be left.
 func TestPruneWhile(t *testing.T) {
-	for phase, stays := range map[api.Phase]bool{api.Running: true, api.Succeeded: false} {
+	for phase, stays := range map[api.Phase]bool{api.Running: true, api.Succeeded: false, api.Failed: false} {
 		now := metav1.Now()
-		k := newTest(t, &api.Checkpoint{
+		checkpoint := &api.Checkpoint{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Finalizers: []string{api.ImageFinalizer}, DeletionTimestamp: &now},
 			Spec:       api.Spec{Repository: "r.example.com/job", PushSecret: "gone"}, Status: api.Status{Phase: phase},
-		})
+		}
+		if phase == api.Succeeded {
+			checkpoint.Status.Containers = []api.Container{{}}
+		}
+		k := newTest(t, checkpoint)
 		_, err := (&pruner{k.cluster, true}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
-		if there := k.get("k", &api.Checkpoint{}); err != nil || there != stays || len(k.events.Events) > 0 == stays {
+		if there := k.get("k", &api.Checkpoint{}); err != nil || there != stays || len(k.events.Events) > 0 != (phase == api.Succeeded) {
 			t.Errorf("%s: %v, it is there: %t, %d events", phase, err, there, len(k.events.Events))
 		}
 	}

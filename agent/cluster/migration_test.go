@@ -217,11 +217,14 @@ func TestTwoMigrations(t *testing.T) {
 		second := migration(nil)
 		second.Name, second.UID = "second", "other"
 		old := running("old", "here")
-		old.Annotations = map[string]string{"k8s.ovn.org/pod-networks": "its address", "team": "a"}
+		old.Annotations = map[string]string{
+			"k8s.ovn.org/pod-networks": "its address", "ovn.kubernetes.io/allocated": "true", "net.ns.ovn.kubernetes.io/ip_address": "10.0.0.1",
+			"team": "a", "ovn.kubernetes.io/logical_switch": "b",
+		}
 		k := newTest(t, old, migration(nil), second)
 		k.step()
 		var fresh corev1.Pod
-		if k.get("m", &fresh); fresh.Annotations["team"] != "a" || fresh.Annotations["k8s.ovn.org/pod-networks"] != "" {
+		if k.get("m", &fresh); fresh.Annotations["team"] != "a" || fresh.Annotations["ovn.kubernetes.io/logical_switch"] != "b" || len(fresh.Annotations) != 4 {
 			t.Errorf("the new pod has the annotations %v", fresh.Annotations)
 		}
 		r := &migrations{k.cluster}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/spf13/cobra"
 
@@ -70,7 +71,8 @@ If they have too little memory free, the container stays suspended.`,
 // ordered is what suspend and resume print as JSON.
 type ordered struct {
 	Container string `json:"container"`
-	State     string `json:"state"` // "suspended" or "running"
+	State     string `json:"state"` // "suspended" or "running", or "left" with why
+	Why       string `json:"why,omitempty"`
 }
 
 func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (map[string]string, error)) *cobra.Command {
@@ -79,23 +81,35 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 	c.Args = cobra.ExactArgs(1)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		given, err := orders()
+		all := pod != "" && len(args) == 0
 		if err == nil && pod != "" {
 			args, err = pods.Containers(cmd.Context(), d.address, d.namespace, pod, args, true)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", cmd.Name(), err)
 		}
-		answers := []ordered{}
-		var failed []error
+		answers, state := []ordered{}, map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]
+		var words string
+		var failed, left []error
 		for _, id := range args {
-			if err := d.annotate(cmd.Context(), id, given, want); err != nil {
-				failed = append(failed, fmt.Errorf("%s %s: %w", cmd.Name(), id, err))
+			err := d.annotate(cmd.Context(), id, given, want)
+			if err == nil {
+				answers = append(answers, ordered{id, state, ""})
 				continue
 			}
-			answers = append(answers, ordered{id, map[client.ProcessStatus]string{client.Paused: "suspended", client.Running: "running"}[want]})
+			if all && errdefs.IsNotFound(err) { // it uses no GPU, or is not suspended
+				answers = append(answers, ordered{id, "left", err.Error()})
+				words += fmt.Sprintf("left %s: %v\n", id, err)
+				left = append(left, fmt.Errorf("%s %s: %w", cmd.Name(), id, err))
+				continue
+			}
+			failed = append(failed, fmt.Errorf("%s %s: %w", cmd.Name(), id, err))
+		}
+		if len(left) == len(args) { // so nothing was done
+			failed = left
 		}
 		if pod != "" {
-			failed = append(failed, d.print(cmd, map[string]any{"containers": answers}, ""))
+			failed = append(failed, d.print(cmd, map[string]any{"containers": answers}, words))
 		} else if failed == nil {
 			return d.print(cmd, answers[0], "")
 		}

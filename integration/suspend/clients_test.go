@@ -164,13 +164,16 @@ func TestSharedMemory(t *testing.T) {
 	k.Process(1).Expect(t, "count", "104")
 }
 
-// A pod's containers are named by its name in each command that takes containers.
+// A pod's containers are named by its name in each command that takes containers. One without CUDA is left.
 func TestPod(t *testing.T) {
 	results.Add(t)
 	var both []*harness.Container
-	for i, name := range []string{"first", "second"} {
-		k := shared.Work(t, harness.RunSpec{ID: harness.Name(t) + "-" + name, GPUs: []int{0}}, "counter")
-		k.Expect(t, "next", "101")
+	for i, name := range []string{"first", "second", "without"} {
+		spec, program := harness.RunSpec{ID: harness.Name(t) + "-" + name, GPUs: []int{0}}, "counter"
+		if name == "without" {
+			spec.GPUs, program = nil, "plain"
+		}
+		k := shared.Work(t, spec, program)
 		container, err := shared.Client().LoadContainer(t.Context(), k.ID)
 		if err == nil {
 			_, err = container.SetLabels(t.Context(), map[string]string{
@@ -181,19 +184,28 @@ func TestPod(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if program == "plain" {
+			harness.Says(t, gpuckpt(t, shared, "suspend", "--pod", "team/trainer", name), "no process of the container uses CUDA")
+			continue
+		}
+		k.Expect(t, "next", "101")
 		both = append(both, k)
 		if i == 0 {
 			harness.Says(t, gpuckpt(t, shared, "suspend", "--pod", "team/trainer", "second"), "no container second of the pod team/trainer runs")
 		}
 	}
 	for _, order := range []string{"suspend", "resume"} {
-		if err := gpuckpt(t, shared, order, "--pod", "team/trainer"); err != nil {
-			t.Fatalf("%v\n%s", err, shared.LogTail(4000))
+		var told struct {
+			Containers []struct{ Container, State, Why string }
+		}
+		if err := shared.Gpuckpt(t.Context(), &told, order, "--namespace", shared.Namespace(), "--pod", "team/trainer"); err != nil || len(told.Containers) != 3 || told.Containers[2].State != "left" || told.Containers[2].Why == "" {
+			t.Fatalf("%+v, %v\n%s", told, err, shared.LogTail(4000))
 		}
 		for _, k := range both {
 			isPaused(t, shared, k, order == "suspend")
 		}
 	}
+	harness.Says(t, gpuckpt(t, shared, "resume", "--pod", "team/trainer"), both[0].ID+": ", "is not suspended")
 	if err := gpuckpt(t, shared, "suspend", "--pod", "trainer", "second"); err != nil {
 		t.Fatal(err)
 	}
