@@ -18,19 +18,14 @@ import (
 var installed = []string{"bin", "lib/gpuckpt", "share/doc/gpuckpt", "share/man/man1"}
 
 // copyTree copies the source below the prefix: every file beside its place first, then all by
-// rename. The record has the files then, as the node sees them. What they replace stays beside them until end.
-func (c *changes) copyTree() (err error) {
+// rename. It returns the files, as the node sees them. The record has them before the first one is there, and
+// keeps those of the version before. What they replace stays beside them until end.
+func (c *changes) copyTree() (files []string, err error) {
 	o, r := c.o, c.record
 	if _, err := os.Stat(filepath.Join(o.Source, "bin", ShimName)); err != nil {
-		return fmt.Errorf("%s is no release of gpuckpt: %w", o.Source, err)
+		return nil, fmt.Errorf("%s is no release of gpuckpt: %w", o.Source, err)
 	}
-	var files []string
-	staged := map[string]string{}
-	defer func() {
-		for _, temp := range staged {
-			err = errors.Join(err, os.Remove(temp))
-		}
-	}()
+	from := map[string]string{}
 	for _, part := range installed {
 		err := filepath.WalkDir(filepath.Join(o.Source, part), func(path string, d fs.DirEntry, err error) error {
 			if errors.Is(err, fs.ErrNotExist) {
@@ -44,20 +39,31 @@ func (c *changes) copyTree() (err error) {
 				return err
 			}
 			target := filepath.Join(o.Prefix, name)
-			files = append(files, target)
-			temp, err := o.stage(r, path, target)
-			if temp != "" {
-				staged[target] = temp
-			}
-			return err
+			files, from[target] = append(files, target), path
+			return r.makeDirs(o.Root, filepath.Dir(target))
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 	}
 	r.Files = slices.Compact(slices.Sorted(slices.Values(slices.Concat(files, r.Files))))
 	if err := o.writeRecord(r); err != nil { // for an Uninstall after this is killed
-		return err
+		return nil, err
+	}
+	staged := map[string]string{}
+	defer func() {
+		for _, temp := range staged {
+			err = errors.Join(err, os.Remove(temp))
+		}
+	}()
+	for _, target := range files {
+		temp, err := o.stage(from[target], target)
+		if temp != "" {
+			staged[target] = temp
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	// The shim comes last: whoever starts it finds the rest.
 	order := slices.Clone(files)
@@ -70,17 +76,16 @@ func (c *changes) copyTree() (err error) {
 		kept := beside(o.at(target), "old")
 		_ = os.Remove(kept)
 		if err := os.Link(o.at(target), kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+			return nil, err
 		}
 		c.programs = append(c.programs, target)
 		if err := os.Rename(temp, o.at(target)); err != nil {
-			return err
+			return nil, err
 		}
 		delete(staged, target)
 		c.result.Changed = append(c.result.Changed, target)
 	}
-	r.Files = files
-	return nil
+	return files, nil
 }
 
 // putBack makes the programs what they were before copyTree.
@@ -100,11 +105,14 @@ func (c *changes) putBack() (err error) {
 	return err
 }
 
-// end ends an Install: with an error the node becomes what it was.
+// end ends an Install: with an error the node becomes what old has, what it was or what is to stay.
 func (c *changes) end(old record, err error) error {
 	if err == nil {
-		for _, file := range c.record.Files {
+		for _, file := range old.Files {
 			c.o.removeBeside(file)
+		}
+		for _, e := range old.Edits {
+			c.o.removeBeside(e.Path)
 		}
 		return nil
 	}
@@ -128,7 +136,7 @@ func beside(path, what string) string {
 	return filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".gpuckpt-"+what)
 }
 
-// removeBeside removes what an Install that was killed has left beside a program.
+// removeBeside removes what an Install that was killed has left beside a file.
 func (o Options) removeBeside(file string) {
 	for _, what := range []string{"new", "old"} {
 		_ = os.Remove(beside(o.at(file), what))
@@ -143,12 +151,9 @@ func boolRank(name string) int {
 }
 
 // stage copies a file beside its target, unless the target has its content and mode already.
-func (o Options) stage(r *record, from, target string) (temp string, err error) {
+func (o Options) stage(from, target string) (temp string, err error) {
 	st, err := os.Lstat(from)
 	if err != nil {
-		return "", err
-	}
-	if err := r.makeDirs(o.Root, filepath.Dir(target)); err != nil {
 		return "", err
 	}
 	if st.Mode()&fs.ModeSymlink != 0 {
@@ -370,6 +375,7 @@ func (c *changes) undo() error {
 		if err := c.takeBack(e); err != nil {
 			return err
 		}
+		c.o.removeBeside(e.Path)
 		c.record.Edits = c.record.Edits[:last]
 		c.result.Changed = append(c.result.Changed, e.Path)
 	}

@@ -116,12 +116,13 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 	result = Result{Version: now.Version, Prefix: o.Prefix}
 	changes := newChanges(o, &now, &result)
 	defer func() { err = changes.end(old, err) }()
+	var files []string
 	if o.at(o.Prefix) != o.Source {
-		if err := changes.copyTree(); err != nil {
+		if files, err = changes.copyTree(); err != nil {
 			return result, err
 		}
-	} else if o.Prefix != old.Prefix { // else by what it installed: they stay, and go with Uninstall
-		now.Files = nil
+	} else if o.Prefix == old.Prefix { // by what it installed: they stay, and go with Uninstall
+		files = old.Files
 	}
 	before := len(result.Changed)
 	if !o.WithoutContainerd {
@@ -155,10 +156,10 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 			return result, errors.Join(err, changes.rollback(), changes.putBack(), o.restart(context.WithoutCancel(ctx)))
 		}
 		result.Restart, now.Unread = false, false
-		if err := o.writeRecord(&now); err != nil {
-			return result, err
-		}
 	}
+	// containerd may have read what is new: it stays from here on, whatever fails.
+	old, changes = now, newChanges(o, &now, &result)
+	old.Edits = changes.edits
 	if o.Settings != "" {
 		if err := o.dropSettings(&now, wanted, &result); err != nil {
 			return result, err
@@ -166,14 +167,15 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 	}
 	// Files of the version before that this one does not have go last.
 	for _, file := range old.Files {
-		if !slices.Contains(now.Files, file) {
+		if !slices.Contains(files, file) {
 			if err := os.Remove(o.at(file)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return result, err
 			}
 			result.Changed = append(result.Changed, file)
 		}
 	}
-	return result, nil
+	now.Files = files
+	return result, o.writeRecord(&now)
 }
 
 // Uninstall takes off what Install put on. Without a record it does nothing. An error may leave a
@@ -207,6 +209,7 @@ func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 		result.Changed = append(result.Changed, file)
 		o.removeBeside(file)
 	}
+	o.removeBeside(o.Record)
 	if err := errors.Join(os.RemoveAll(o.at(agentKeys)), os.Remove(o.at(o.Record))); err != nil {
 		return result, err
 	}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // release makes a directory like that of a release, of a version.
@@ -251,10 +253,14 @@ func TestKilled(t *testing.T) {
 	}
 	put(t, filepath.Join(dir, "opt/bin/.gpuckpt.gpuckpt-new"), "a half", 0o600)
 	put(t, filepath.Join(dir, "opt/bin/.gpuckpt.gpuckpt-old"), "the last", 0o600)
+	half := filepath.Join(filepath.Dir(config), ".config-v3.toml.tmpl.gpuckpt-new")
+	put(t, half, "a half", 0o600)
 	if r, err := Install(t.Context(), o); err != nil || r.Restart {
 		t.Errorf("%+v, %v", r, err)
 	}
 	same(t, "again", tree(t, dir), installed)
+	put(t, half, "a half", 0o600)
+	put(t, filepath.Join(dir, ".record.gpuckpt-new"), "a half", 0o600)
 	if err := os.Remove(restarts); err != nil {
 		t.Fatal("containerd was not restarted")
 	}
@@ -266,6 +272,64 @@ func TestKilled(t *testing.T) {
 		t.Error(err)
 	}
 	same(t, "removed", tree(t, dir), before)
+}
+
+// One that is killed while it copies is removed, too.
+func TestKilledWhileItCopies(t *testing.T) {
+	root := t.TempDir()
+	put(t, filepath.Join(root, "usr/local/bin/other"), "another's", 0o755)
+	before := tree(t, root)
+	o := Options{Root: root, Source: release(t, "1"), WithoutContainerd: true}
+	fifo := filepath.Join(o.Source, "lib/gpuckpt/slow")
+	if err := unix.Mkfifo(fifo, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = Install(t.Context(), o)
+	}()
+	at, err := os.OpenFile(fifo, os.O_WRONLY, 0) // when it is read
+	if err == nil {
+		_, err = Uninstall(t.Context(), o)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, "removed", tree(t, root), before)
+	_ = at.Close()
+	<-ended
+}
+
+// When containerd may have read what is new, that stays, and the record has what the version before has left.
+func TestFailsAtItsEnd(t *testing.T) {
+	root := t.TempDir()
+	before := tree(t, root)
+	install := func(version string) error {
+		_, err := Install(t.Context(), Options{Root: root, Source: release(t, version, "lib/gpuckpt/of-"+version), WithoutContainerd: true})
+		return err
+	}
+	if err := install("1"); err != nil {
+		t.Fatal(err)
+	}
+	left := filepath.Join(root, "usr/local/lib/gpuckpt/of-1")
+	if err := os.Remove(left); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(left, "in the way"), "", 0o644)
+	if err := install("2"); err == nil || !strings.Contains(err.Error(), "stays installed") {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(root, "usr/local/bin", ShimName)); string(data) != "2 bin/"+ShimName {
+		t.Errorf("%q, %v", data, err)
+	}
+	if err := os.Remove(filepath.Join(left, "in the way")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Uninstall(t.Context(), Options{Root: root}); err != nil {
+		t.Error(err)
+	}
+	same(t, "removed", tree(t, root), before)
 }
 
 // Containers that run with the shim keep it.

@@ -94,5 +94,5 @@ func (o Options) dropSettings(r *record, wanted map[string]bool, result *Result)
 		result.Changed = append(result.Changed, e.Path)
 		return true
 	})
-	return errors.Join(append(errs, o.writeRecord(r))...)
+	return errors.Join(errs...)
 }
