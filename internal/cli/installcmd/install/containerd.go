@@ -148,17 +148,23 @@ func (o Options) generated(c *changes, dir string) (file string, err error) {
 	}
 	file = filepath.Join(dir, base+".tmpl")
 	template, err := os.ReadFile(o.at(file))
-	mine := slices.ContainsFunc(c.record.Edits, func(e edit) bool { return e.Path == file && e.isAll(template) })
-	if errors.Is(err, fs.ErrNotExist) || mine {
-		return file, c.make(file, "{{ template \"base\" . }}\n\n", header+block)
+	added := "\n" + header + block
+	if errors.Is(err, fs.ErrNotExist) {
+		return file, c.make(file, "{{ template \"base\" . }}\n", added)
 	}
 	if err != nil || strings.Contains(string(template), block) {
 		return file, err
 	}
+	for i, e := range c.record.Edits {
+		if e.Path == file && e.Added != "" && strings.Contains(string(template), e.Added) { // of another version
+			c.record.Edits[i].Added = added
+			return file, c.edit(file, template, []byte(strings.Replace(string(template), e.Added, added, 1)))
+		}
+	}
 	if strings.Contains(string(template), "runtimes."+handler+"]") {
 		return "", fmt.Errorf("%s has a runtime %s already: remove it, and run this again", file, handler)
 	}
-	return file, c.insert(file, len(template), "\n"+header+block)
+	return file, c.insert(file, len(template), added)
 }
 
 const header = "# Written by gpuckpt install; gpuckpt uninstall removes it.\n"

@@ -274,16 +274,11 @@ func (c *changes) writeAs(path, text string, mode fs.FileMode) error {
 	return c.change(path, data, []byte(text), mode)
 }
 
-// make makes a file that others may write to.
+// make makes a file that others may write to, where none is.
 func (c *changes) make(path, rest, added string) error {
 	others := slices.DeleteFunc(c.record.Edits, func(e edit) bool { return e.Path == path })
 	c.record.Edits = append(others, edit{Path: path, Made: true, Rest: rest, Added: added})
 	return c.write(path, rest+added)
-}
-
-// isAll reports whether an edit has made all that is in a file.
-func (e edit) isAll(text []byte) bool {
-	return e.Made && (e.Rest == "" || string(text) == e.Rest+e.Added)
 }
 
 // link makes a symbolic link where nothing is, or a link that the installer has made.
@@ -317,16 +312,21 @@ func relink(path, to string) error {
 
 // insert puts text into a file at an offset.
 func (c *changes) insert(path string, at int, text string) error {
-	st, err := os.Stat(c.o.at(path))
-	if err != nil {
-		return err
-	}
 	data, err := os.ReadFile(c.o.at(path))
 	if err != nil {
 		return err
 	}
 	c.record.Edits = append(c.record.Edits, edit{Path: path, Added: text})
-	return c.change(path, data, slices.Concat(data[:at], []byte(text), data[at:]), st.Mode().Perm())
+	return c.edit(path, data, slices.Concat(data[:at], []byte(text), data[at:]))
+}
+
+// edit is change of a file that keeps its mode.
+func (c *changes) edit(path string, from, to []byte) error {
+	st, err := os.Stat(c.o.at(path))
+	if err != nil {
+		return err
+	}
+	return c.change(path, from, to, st.Mode().Perm())
 }
 
 // change replaces a file that is in the record's edits.
@@ -391,7 +391,7 @@ func (c *changes) takeBack(e edit) error {
 		return os.Remove(path)
 	}
 	data, err := os.ReadFile(path)
-	if err == nil && e.isAll(data) {
+	if err == nil && e.Made && (e.Rest == "" || string(data) == e.Rest+e.Added) {
 		return os.Remove(path)
 	}
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !strings.Contains(string(data), e.Added) {

@@ -99,7 +99,7 @@ type record struct {
 }
 
 // Install installs a release. It may be called again, with the same release or another. On an error
-// the node is as it was, unless the error says what could not be put back.
+// the node is as it was, unless the error says what stays, or what could not be put back.
 func Install(ctx context.Context, o Options) (result Result, err error) {
 	defer wrap(&err, "install gpuckpt")
 	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)

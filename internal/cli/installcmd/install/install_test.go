@@ -404,7 +404,8 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// What a user adds to a template that was made stays, at the next installation and at the removal.
+// What a user adds to a template that was made stays, at the next installation, also of another runtime, and at the
+// removal.
 func TestTemplateOfBoth(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
@@ -420,10 +421,11 @@ func TestTemplateOfBoth(t *testing.T) {
 	}
 	const users = "\n[debug]\n  level = 'debug'\n"
 	put(t, file, string(data)+users, 0o644)
-	for _, do := range []func(context.Context, Options) (Result, error){Install, Uninstall} {
+	for _, do := range []func(context.Context, Options) (Result, error){Install, Install, Uninstall} {
 		if _, err := do(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+		o.Prefix = "/opt/other"
 		if data, err = os.ReadFile(file); !strings.HasPrefix(string(data), "{{ template \"base\" . }}\n") || !strings.HasSuffix(string(data), users) {
 			t.Errorf("it is %q, %v", data, err)
 		}
@@ -471,10 +473,11 @@ func TestCRIULink(t *testing.T) {
 	}
 	put(t, at, "another", 0o755)
 	o.Restart = false
-	for _, do := range []func(context.Context, Options) (Result, error){Install, Uninstall} {
+	for _, do := range []func(context.Context, Options) (Result, error){Install, Install, Uninstall} {
 		if _, err := do(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+		o.Prefix = "/opt/other"
 		if text, err := os.ReadFile(at); err != nil || string(text) != "another" {
 			t.Errorf("it is %q, %v", text, err)
 		}
