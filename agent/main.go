@@ -96,19 +96,20 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	answers := &hook.Server{Cluster: m.GetAPIReader(), Node: *name, Settle: 3 * time.Second}
 	if *central {
 		err = cluster.Add(m, cluster.Options{PlainHTTP: n.PlainHTTP, Namespace: *namespace, KeepKeys: *keep})
 	} else {
-		err = errors.Join(agent(m, n, *name, *hooks), trusts(m, n, *name, *trust))
+		err = errors.Join(agent(m, n, *name, *hooks, answers), trusts(m, n, *name, *trust))
 	}
 	if err != nil {
 		return err
 	}
-	return m.Start(ctrl.SetupSignalHandler())
+	return m.Start(answers.Outlive(ctrl.SetupSignalHandler()))
 }
 
 // agent has a manager do what is done on a node.
-func agent(m manager.Manager, n node.Node, name, hooks string) error {
+func agent(m manager.Manager, n node.Node, name, hooks string, answers http.Handler) error {
 	c := &controller{
 		client: m.GetClient(), direct: m.GetAPIReader(), events: m.GetEventRecorderFor("gpuckpt"), //nolint:staticcheck // the newer one has no messages
 		node: name, work: n, now: time.Now,
@@ -142,7 +143,7 @@ func agent(m manager.Manager, n node.Node, name, hooks string) error {
 	}
 	return m.Add(&manager.Server{
 		Name: "hooks", Listener: listener,
-		Server: &http.Server{Handler: &hook.Server{Cluster: m.GetAPIReader(), Node: name, Settle: 3 * time.Second}, ReadHeaderTimeout: time.Minute},
+		Server: &http.Server{Handler: answers, ReadHeaderTimeout: time.Minute},
 	})
 }
 

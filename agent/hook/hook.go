@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,6 +41,22 @@ type Server struct {
 	Settle time.Duration
 	// UID is the kubelet's user, which no other may be.
 	UID int
+
+	waiting atomic.Int32 // hooks
+}
+
+// Outlive returns a context that ends after another one, when no hook waits any more: of an agent that is to end for
+// another one the kubelet does not ask again.
+func (s *Server) Outlive(ctx context.Context) context.Context {
+	longer, end := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		<-ctx.Done()
+		for s.waiting.Load() > 0 {
+			time.Sleep(look)
+		}
+		end()
+	}()
+	return longer
 }
 
 // ServeHTTP answers when the Checkpoints of all pods of the node and the namespace are over that end and
@@ -65,6 +82,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) wait(ctx context.Context, namespace, path string) error {
+	s.waiting.Add(1)
+	defer s.waiting.Add(-1)
 	pods, err := s.ending(ctx, namespace, path)
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -162,6 +164,25 @@ func TestHook(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An agent that is told to end answers first.
+func TestAnswersBeforeItEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Server{Cluster: &reads{lists: math.MaxInt, err: syscall.ECONNREFUSED}}
+		toEnd, end := context.WithCancel(t.Context())
+		called, hangUp := context.WithCancel(t.Context())
+		ends := s.Outlive(toEnd)
+		go func() { _ = s.wait(called, "ns", "/checkpoint/ns") }()
+		synctest.Wait()
+		end()
+		synctest.Wait()
+		if ends.Err() != nil {
+			t.Error("it ends while a hook waits")
+		}
+		hangUp()
+		<-ends.Done()
+	})
 }
 
 // When the grace period is over the kubelet hangs up.

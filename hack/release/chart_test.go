@@ -169,7 +169,7 @@ func TestChartAgent(t *testing.T) {
 	}
 	text := render(t, "{agent: {enabled: true, containerd: /c.sock, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
 	canonical(t, text)
-	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", "priorityClassName: system-node-critical", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
+	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", "terminationGracePeriodSeconds: 3600", "maxUnavailable: 10%", "priorityClassName: system-node-critical", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
 		}
