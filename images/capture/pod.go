@@ -52,7 +52,7 @@ func Pod(ctx context.Context, c *client.Client, pod string, names []string, imag
 		return nil, fmt.Errorf("look for the containers of the pod %s: %w", pod, err)
 	}
 	if !running {
-		return podTargets(ctx, found, pod, names, image, previous)
+		return podTargets(ctx, found, pod, names, image, previous, running)
 	}
 	list, err := c.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {
@@ -63,26 +63,27 @@ func Pod(ctx context.Context, c *client.Client, pod string, names []string, imag
 			return t.ID == k.ID && (t.Status == tasktypes.Status_RUNNING || t.Status == tasktypes.Status_PAUSED)
 		})
 	})
-	return podTargets(ctx, found, pod, names, image, previous)
+	return podTargets(ctx, found, pod, names, image, previous, running)
 }
 
-// podTargets makes the targets of a pod's running containers.
-func podTargets(ctx context.Context, found []containers.Container, pod string, names []string, image, previous string) ([]Target, error) {
+// podTargets makes the targets of a pod's containers. Those that do not run may be of one before it, of its name.
+func podTargets(ctx context.Context, found []containers.Container, pod string, names []string, image, previous string, running bool) ([]Target, error) {
 	namespace, _ := namespaces.Namespace(ctx)
+	does := map[bool]string{true: "runs", false: "is"}[running]
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no container of a pod %s runs in containerd's namespace %s of this node: %w", pod, namespace, errdefs.ErrNotFound)
+		return nil, fmt.Errorf("no container of a pod %s %s in containerd's namespace %s of this node: %w", pod, does, namespace, errdefs.ErrNotFound)
 	}
 	slices.SortFunc(found, func(a, b containers.Container) int {
 		return strings.Compare(a.Labels[labelContainer], b.Labels[labelContainer])
 	})
 	for _, name := range names {
 		if !slices.ContainsFunc(found, func(k containers.Container) bool { return k.Labels[labelContainer] == name }) {
-			return nil, fmt.Errorf("no container %s of the pod %s runs in containerd's namespace %s of this node: %w", name, pod, namespace, errdefs.ErrNotFound)
+			return nil, fmt.Errorf("no container %s of the pod %s %s in containerd's namespace %s of this node: %w", name, pod, does, namespace, errdefs.ErrNotFound)
 		}
 	}
 	targets := make([]Target, 0, len(found))
 	for _, k := range found {
-		if k.Labels[labelUID] != found[0].Labels[labelUID] {
+		if k.Labels[labelNamespace] != found[0].Labels[labelNamespace] || running && k.Labels[labelUID] != found[0].Labels[labelUID] {
 			return nil, fmt.Errorf("there are pods %s in the namespaces %s and %s: say which, as NAMESPACE/%s: %w",
 				pod, found[0].Labels[labelNamespace], k.Labels[labelNamespace], pod, errdefs.ErrInvalidArgument)
 		}
