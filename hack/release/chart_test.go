@@ -406,9 +406,11 @@ func TestChartSettings(t *testing.T) {
 			t.Errorf("%s: there is no %s in\n%s", trusted, keys, texts["config.toml"])
 		}
 	}
-	node, texts = read("config:") // all lines below it are comments
-	if len(texts) > 0 || len(node.Spec.Template.Spec.Volumes) != 3 || node.Spec.Template.Metadata.Annotations != nil {
-		t.Errorf("with nothing set: %q, %+v", texts, node.Spec.Template)
+	for _, values := range []string{"config:", "config: {restore: }"} { // all lines below it are comments
+		node, texts = read(values)
+		if len(texts) > 0 || len(node.Spec.Template.Spec.Volumes) != 3 || node.Spec.Template.Metadata.Annotations != nil {
+			t.Errorf("%s: %q, %+v", values, texts, node.Spec.Template)
+		}
 	}
 }
 

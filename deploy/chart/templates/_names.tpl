@@ -14,6 +14,9 @@ app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- /* The node's configuration. Recipients and keys that the chart has are where gpuckpt install puts them. */ -}}
 {{- define "gpuckpt.config" -}}
 {{- $config := deepCopy (.Values.config | default dict) -}}
+{{- range $name, $value := $config -}}
+{{- if kindIs "invalid" $value -}}{{- $_ := unset $config $name -}}{{- end -}}
+{{- end -}}
 {{- if .Values.encryption.recipients -}}
 {{- $all := append (dig "encryption" "recipients" list $config) "/etc/gpuckpt/recipients" | uniq -}}
 {{- $config = mergeOverwrite $config (dict "encryption" (dict "recipients" $all)) -}}
