@@ -194,7 +194,7 @@ func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Po
 	for _, other := range all.Items { // each would have a pod of its own go on from there
 		if other.UID != m.UID && other.Status.Phase == api.Running && other.Status.SourceUID == string(old.UID) {
 			if old.DeletionTimestamp != nil && meta.FindStatusCondition(other.Status.Conditions, api.Checkpointed) != nil { // its hook need not wait
-				return api.Fail("Migrated", "the Migration %s has a checkpoint of the pod %s already", other.Name, old.Name)
+				return api.Fail("AlreadyMigrating", "the Migration %s has a checkpoint of the pod %s already", other.Name, old.Name)
 			}
 			return api.Fail(api.Queued, "%w for the Migration %s of the same pod", errWait, other.Name)
 		}

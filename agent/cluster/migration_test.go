@@ -268,6 +268,10 @@ func TestEvictedInMigration(t *testing.T) {
 			k.step()
 		}
 	}
+	k.get(second.Name, second)
+	if why := meta.FindStatusCondition(second.Status.Conditions, api.HasFailed); why == nil || why.Reason != "AlreadyMigrating" {
+		t.Errorf("it says %+v", why) // not the reason of one that succeeds
+	}
 }
 
 // A pod that cannot end, as on a node that is off, has its Migration say what to do. It is not deleted by force, and
