@@ -5,6 +5,7 @@ package install
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -101,12 +102,11 @@ func (c *changes) putBack() (err error) {
 		}
 		c.o.removeBeside(target)
 	}
-	c.programs = nil
 	return err
 }
 
 // end ends an Install: with an error the node becomes what old has, what it was or what is to stay.
-func (c *changes) end(old record, err error) error {
+func (c *changes) end(ctx context.Context, old record, err error) error {
 	if err == nil {
 		for _, file := range old.Files {
 			c.o.removeBeside(file)
@@ -116,10 +116,14 @@ func (c *changes) end(old record, err error) error {
 		}
 		return nil
 	}
-	if failed := errors.Join(c.rollback(), c.putBack()); failed != nil {
+	failed := errors.Join(c.rollback(), c.putBack())
+	if c.restarted { // containerd may have died of what is new: it gets back what it had
+		err = errors.Join(err, c.o.restart(context.WithoutCancel(ctx)))
+	}
+	if failed != nil {
 		return errors.Join(err, failed, c.o.writeRecord(c.record)) // for Uninstall
 	}
-	said, failed := old.Version+" stays installed", error(nil)
+	said := old.Version + " stays installed"
 	if old.Prefix != "" {
 		failed = c.o.writeRecord(&old)
 	} else if said, failed = "the node is as it was", os.Remove(c.o.at(c.o.Record)); errors.Is(failed, fs.ErrNotExist) {
@@ -242,7 +246,8 @@ type changes struct {
 	links  map[string]string // where they led; "": no such link
 	edits  []edit
 	// programs are those that copyTree has replaced or made.
-	programs []string
+	programs  []string
+	restarted bool // containerd, which may have read the edits
 }
 
 func newChanges(o Options, r *record, result *Result) *changes {

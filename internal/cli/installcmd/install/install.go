@@ -115,7 +115,7 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 	now := record{Version: version.Short(), Prefix: o.Prefix, Edits: slices.Clone(old.Edits), Dirs: old.Dirs, Files: old.Files}
 	result = Result{Version: now.Version, Prefix: o.Prefix}
 	changes := newChanges(o, &now, &result)
-	defer func() { err = changes.end(old, err) }()
+	defer func() { err = changes.end(ctx, old, err) }()
 	var files []string
 	if o.at(o.Prefix) != o.Source {
 		if files, err = changes.copyTree(); err != nil {
@@ -151,9 +151,9 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 		return result, err
 	}
 	if o.Restart && result.Restart {
+		changes.restarted = true
 		if err := o.restart(ctx); err != nil {
-			// containerd may have died of what is new: it gets back what it had.
-			return result, errors.Join(err, changes.rollback(), changes.putBack(), o.restart(context.WithoutCancel(ctx)))
+			return result, err
 		}
 		result.Restart, now.Unread = false, false
 	}

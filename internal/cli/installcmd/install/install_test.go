@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -228,6 +229,27 @@ func TestFails(t *testing.T) {
 			t.Errorf("version %s: %v", step.version, err)
 		}
 		same(t, "version "+step.version+" failed", tree(t, root), before)
+	}
+}
+
+// What cannot be put back is said, and stays in the record.
+func TestCannotPutBack(t *testing.T) {
+	dir := t.TempDir()
+	o := Options{
+		Root: "/", Source: release(t, "1"), Prefix: filepath.Join(dir, "opt"), Config: filepath.Join(dir, "agent/etc/containerd/config.toml"),
+		Record: filepath.Join(dir, "record"), Restart: true,
+	}
+	program := filepath.Join(o.Prefix, "bin/gpuckpt")
+	o.RestartCommand = "rm -f " + program + "; mkdir -p " + program + "/other; false"
+	if err := os.RemoveAll(filepath.Join(o.Source, "lib/gpuckpt/criu")); err != nil { // the link to it is below no prefix
+		t.Fatal(err)
+	}
+	_, err := Install(t.Context(), o)
+	if err == nil || strings.Contains(err.Error(), "as it was") || !strings.Contains(err.Error(), "remove "+program) {
+		t.Error(err)
+	}
+	if r, err := o.readRecord(); err != nil || !slices.Contains(r.Files, program) {
+		t.Errorf("the record has %+v, %v", r, err)
 	}
 }
 
