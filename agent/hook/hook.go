@@ -45,8 +45,8 @@ type Server struct {
 	waiting atomic.Int32 // hooks
 }
 
-// Outlive returns a context that ends after another one, when no hook waits any more: of an agent that is to end for
-// another one the kubelet does not ask again.
+// Outlive returns a context that ends after another one, when no hook waits any more: the kubelet does not ask
+// the next agent.
 func (s *Server) Outlive(ctx context.Context) context.Context {
 	longer, end := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {

@@ -426,8 +426,8 @@ func TestGenerated(t *testing.T) {
 	}
 }
 
-// What a user adds to a template that was made stays, at the next installation, also of another runtime, and at the
-// removal.
+// What a user adds to a template that was made stays, at the next installation, of another runtime too, and at
+// the removal.
 func TestTemplateOfBoth(t *testing.T) {
 	root := t.TempDir()
 	put(t, filepath.Join(root, distributions[0], "config.toml"), "version = 3\n", 0o600)
