@@ -154,13 +154,6 @@ type Signer struct {
 // ReadSigner reads a private key in PEM: PKCS #8, or EC as `openssl ecparam` writes it. It
 // refuses a file that others than its owner can read.
 func ReadSigner(path string) (*Signer, error) {
-	st, err := os.Stat(path)
-	if err != nil {
-		return nil, err
-	}
-	if st.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%w: %s: others than its owner may use it (mode %04o): chmod 600 it", ErrKey, path, st.Mode().Perm())
-	}
 	data, err := readSmall(path, maxKeys)
 	if err != nil {
 		return nil, err
@@ -178,10 +171,17 @@ func ReadSigner(path string) (*Signer, error) {
 	case strings.HasPrefix(block.Type, "ENCRYPTED "):
 		err = errors.New("it is encrypted: sign with the program that made it, such as cosign sign-blob")
 	default:
-		err = fmt.Errorf("it is a %s", block.Type)
+		err = fmt.Errorf("it is a %s: sign with a private key", block.Type)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrKey, path, err)
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if st.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("%w: %s: others than its owner may use it (mode %04o): chmod 600 it", ErrKey, path, st.Mode().Perm())
 	}
 	return newSigner(path, private)
 }

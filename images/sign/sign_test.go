@@ -355,6 +355,10 @@ func TestKeyIsMadeOnce(t *testing.T) {
 	if _, err := sign.ReadSigner(path); !errors.Is(err, sign.ErrKey) {
 		t.Errorf("a key that a group can read: %v", err)
 	}
+	write(t, path, signer(t).Key.PEM()) // which keeps the mode
+	if _, err := sign.ReadSigner(path); !errors.Is(err, sign.ErrKey) || !strings.Contains(err.Error(), "PUBLIC KEY: sign with a private key") {
+		t.Errorf("a public key: %v", err)
+	}
 }
 
 func TestReadKeys(t *testing.T) {
