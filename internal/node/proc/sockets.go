@@ -83,13 +83,3 @@ func Peer(conn syscall.Conn) (*unix.Ucred, error) {
 	cerr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	return peer, cmp.Or(cerr, err)
 }
-
-// HasSocket reports whether a process has a socket of a protocol open, which is no raw one.
-func HasSocket(pid, protocol int) (has bool, err error) {
-	err = EachSocket(pid, func(_, s, p int) bool {
-		kind, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_TYPE)
-		has = has || p == protocol && err == nil && kind != unix.SOCK_RAW
-		return false
-	})
-	return has, err
-}

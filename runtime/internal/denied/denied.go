@@ -8,6 +8,7 @@
 package denied
 
 import (
+	"cmp"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -112,9 +113,9 @@ func allArchitectures() []specs.Arch {
 	return nil
 }
 
-// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a sealed
-// memfd mapped (proc.MapsSealed), a first thread that has ended, or a thread with files or a working directory of its
-// own. list returns its processes; one that has ended is not refused.
+// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a TCP socket with
+// kernel TLS, a sealed memfd mapped (proc.MapsSealed), a first thread that has ended, or a thread with files or a
+// working directory of its own. list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
 	pids, err := list()
 	if err != nil && !proc.Ended(err) {
@@ -155,6 +156,12 @@ func goesOn(flags string, status proc.Status) bool {
 	return err == nil && f&exiting == 0 && !status.Killed()
 }
 
+// layerOf returns what encrypts a TCP socket in the kernel, "tls", or "" for nothing. A test has another.
+var layerOf = func(s int) string {
+	name, _ := unix.GetsockoptString(s, unix.IPPROTO_TCP, unix.TCP_ULP) // an error is of a kernel without
+	return name
+}
+
 func refuse(pid int) error {
 	if err := RefuseEnded(pid); err != nil {
 		return err
@@ -171,11 +178,27 @@ func refuse(pid int) error {
 		return fmt.Errorf("process %s uses io_uring, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program do without: %w",
 			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 	}
-	if mptcp, err := proc.HasSocket(pid, unix.IPPROTO_MPTCP); err != nil {
+	mptcp, layer := false, ""
+	err = proc.EachSocket(pid, func(_, s, protocol int) bool {
+		switch kind, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_TYPE); {
+		case err != nil || kind == unix.SOCK_RAW:
+		case protocol == unix.IPPROTO_MPTCP:
+			mptcp = true
+		case protocol == unix.IPPROTO_TCP:
+			layer = cmp.Or(layer, layerOf(s))
+		}
+		return false
+	})
+	if err != nil {
 		return err
-	} else if mptcp {
+	}
+	if mptcp {
 		return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
 			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
+	}
+	if layer != "" {
+		return fmt.Errorf("process %s has a TCP socket with %s in the kernel (TCP_ULP), which CRIU loses: restored, it would go on in the clear: close it before a checkpoint, or have the program encrypt by itself (OpenSSL: without SSL_OP_ENABLE_KTLS): %w",
+			proc.Describe(pid), layer, errdefs.ErrFailedPrecondition)
 	}
 	if sealed, err := proc.MapsSealed(pid); err != nil {
 		return err

@@ -5,6 +5,7 @@ package denied
 
 import (
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"reflect"
@@ -169,6 +170,48 @@ func TestRefuseMPTCP(t *testing.T) {
 	defer unix.Close(s)
 	if err := Refuse(self); !errors.Is(err, errdefs.ErrFailedPrecondition) || !strings.Contains(err.Error(), "GODEBUG=multipathtcp=0") {
 		t.Errorf("with an MPTCP socket: %v", err)
+	}
+}
+
+// Kernel TLS of a connection is refused. Where the kernel has none, the test says what the socket has.
+func TestRefuseKernelTLS(t *testing.T) {
+	self := func() ([]int, error) { return []int{os.Getpid()}, nil }
+	var own net.ListenConfig
+	own.SetMultipathTCP(false)
+	l, err := own.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.DialTCP("tcp4", nil, l.Addr().(*net.TCPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := Refuse(self); err != nil {
+		t.Fatalf("without: %v", err)
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serr error
+	if err := raw.Control(func(fd uintptr) { serr = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_ULP, "tls") }); err != nil {
+		t.Fatal(err)
+	}
+	if serr != nil {
+		t.Logf("this kernel has no TLS: %v", serr)
+		was := layerOf
+		defer func() { layerOf = was }()
+		layerOf = func(s int) string {
+			if _, err := unix.Getpeername(s); err != nil {
+				return was(s)
+			}
+			return "tls"
+		}
+	}
+	if err := Refuse(self); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has a TCP socket with tls in the kernel") {
+		t.Errorf("with it: %v", err)
 	}
 }
 
