@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard"
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -74,6 +76,7 @@ type restoring struct {
 	threads scheduling.Threads
 	sockets openfiles.Sockets
 	systemV openfiles.SystemV
+	root    *openfiles.Root
 	watches told.Watches
 	gate    *criu.Gate
 	inside  map[int]int // of inspect: the processes by their own pids, as proc.Inside has them
@@ -171,6 +174,9 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	if k.systemV, err = openfiles.ReadSystemV(dumped.Set); err != nil {
 		return 0, err
 	}
+	if k.root, err = openfiles.ReadRoot(dumped.Set); err != nil {
+		return 0, err
+	}
 	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
 		return 0, err
 	}
@@ -196,6 +202,12 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	programs, err := tmpfs.Install(k.c.bundle, k.from.Images.Path())
 	if err != nil {
 		return 0, err
+	}
+	// A directory that the user names is the user's to keep as it was.
+	if dir := filepath.Join(k.c.bundle, "rootfs"); bundle.RootOf(k.c.bundle, k.c.restore.gpus.Spec) == dir {
+		if err := k.root.Restore(dir); err != nil {
+			return 0, fmt.Errorf("give the root directory its mode and owner: %w", err)
+		}
 	}
 	flushed := k.c.journal.FlushBeside()
 	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})

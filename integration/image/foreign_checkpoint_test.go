@@ -5,8 +5,13 @@ package image
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
@@ -62,4 +67,29 @@ func TestWithoutGPU(t *testing.T) {
 	importLayout(t, shared, layout, name)
 	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "plain")
 	r.Expect(t, "count", "102")
+}
+
+// The root directory has the mode and the owner that the program gave it.
+func TestRootDirectory(t *testing.T) {
+	name := "example.com/root:1"
+	k := start(t, shared, harness.RunSpec{}, "plain")
+	k.Expect(t, "count", "101")
+	root := func(k *harness.Container) string { return fmt.Sprintf("/proc/%d/root/", k.MustPid(t)) }
+	if err := errors.Join(os.Chown(root(k), 7, 8), unix.Chmod(root(k), 0o1711)); err != nil {
+		t.Fatal(err)
+	}
+	dir, rw := dump(t, shared, k)
+	k.MustRemove(t)
+	checkpoint, err := images.Open(dir, images.AllowWithoutGPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	layout, _ := layoutWith(t, name, oci.Options{Checkpoint: checkpoint, Base: target(t, shared, harness.WorkloadImage), Provider: shared.Client().ContentStore(), RW: &rw})
+	importLayout(t, shared, layout, name)
+	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "plain")
+	r.Expect(t, "count", "102")
+	var st unix.Stat_t
+	if err := unix.Stat(root(r), &st); err != nil || st.Mode&^unix.S_IFMT != 0o1711 || st.Uid != 7 || st.Gid != 8 {
+		t.Errorf("the root directory has mode %o, owner %d:%d: %v", st.Mode, st.Uid, st.Gid, err)
+	}
 }

@@ -91,7 +91,7 @@ func TestImages(t *testing.T) {
 		left       []string
 	}{
 		{"made", true, nil, []string{area, "inventory.img", "descriptors.json", ".tmp-gpuckpt.json", "gpuckpt.manifest"}, nil},
-		{"made, with what is told beside CRIU's images", true, nil, []string{"core-1.img", image.ThreadsName, image.SocketsName, image.WatchesName, image.DifferentName, image.FilesName, sequence.TimelineName}, nil},
+		{"made, with what is told beside CRIU's images", true, nil, []string{"core-1.img", image.ThreadsName, image.SocketsName, image.RootName, image.WatchesName, image.DifferentName, image.FilesName, sequence.TimelineName}, nil},
 		{"made, and somebody's file", true, nil, []string{area, "notes.txt"}, []string{"notes.txt"}},
 		{"not made yet", true, nil, nil, nil},
 		{"was empty", false, nil, []string{area, "core-1.img"}, nil},

@@ -45,11 +45,11 @@ import (
 // ThreadsName is a file that package scheduling writes and reads.
 const ThreadsName = "gpuckpt-threads.txt"
 
-// SocketsName is a file that package openfiles writes and reads, WatchesName one of package told, DifferentName one of package
-// different. FilesName is that of gpuckpt's CRIU
-// plugin, which openfiles adds to.
+// SocketsName and RootName are files that package openfiles writes and reads, WatchesName one of package told,
+// DifferentName one of package different. FilesName is that of gpuckpt's CRIU plugin, which openfiles adds to.
 const (
 	SocketsName   = "gpuckpt-sockets.txt"
+	RootName      = "gpuckpt-root.txt"
 	WatchesName   = "gpuckpt-watches.txt"
 	DifferentName = "gpuckpt-different.txt"
 	FilesName     = "gpuckpt-files.txt"
@@ -135,7 +135,7 @@ var Kinds = sync.OnceValue(func() []Kind {
 		{name: among(tmpfs.ShmImage), form: lent},
 		{name: among("descriptors.json"), form: descriptors},
 		{name: among(FilesName), form: devices},
-		{name: among(ThreadsName, SocketsName, WatchesName, DifferentName, images.MetadataName, "stats-restore", "restore.log", "criu-dump.log"), form: leftOut},
+		{name: among(ThreadsName, SocketsName, RootName, WatchesName, DifferentName, images.MetadataName, "stats-restore", "restore.log", "criu-dump.log"), form: leftOut},
 	}
 })
 

@@ -3,7 +3,7 @@
 
 // Package openfiles brings back what CRIU leaves out of a dump of open files: options of sockets and the
 // multicast groups that they are in, eventfds that CRIU would make others of, removed segments of System V
-// memory, and how much a queue takes.
+// memory, how much a queue takes, and the mode and owner of the root directory.
 //
 // Save reads them when CRIU has dumped the processes and these still stand still, by copies of their
 // descriptors. What a socket has is noted in a file of its own beside CRIU's images. When CRIU holds the
