@@ -256,8 +256,25 @@ func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.S
 	return guard.Dump(ctx, spec, dumped, dump, "", nil)
 }
 
+// unknown returns the annotations that begin as this project's, and have no effect on a container: mistyped
+// ones, or those of a newer version. What hooks and CRIU's options may be called is said when they are read.
+func unknown(container map[string]string) (keys []string) {
+	known := []string{annotations.Restore, annotations.OnCheckpoint, annotations.IOUring, annotations.Interposer, annotations.Companion,
+		annotations.ChangedFiles, annotations.ContainerName, cdi.PairsAnnotation}
+	for _, key := range slices.Sorted(maps.Keys(container)) {
+		if strings.HasPrefix(key, annotations.Prefix) && !slices.Contains(known, key) &&
+			!strings.HasPrefix(key, annotations.HookPrefix) && !strings.HasPrefix(key, annotations.CRIUPrefix) {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // create has runc create the container.
 func (k *creating) create(ctx context.Context) (*taskAPI.CreateTaskResponse, error) {
+	if keys := unknown(k.c.annotations); len(keys) > 0 {
+		log.G(ctx).Warnf("annotations of no effect, as this version knows none of that name on a container: %q", keys)
+	}
 	if k.c.restore != nil {
 		k.r.Checkpoint = criu.CopyPath(k.c.bundle)
 		// A program that had pipes gets pipes again, which nothing comes by: runc would give it the

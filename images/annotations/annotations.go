@@ -10,6 +10,9 @@
 // except a Task Update, whose annotations are orders and are not kept.
 package annotations
 
+// Prefix begins all annotations of this project.
+const Prefix = "dev.gpuckpt."
+
 // On a container: docs/reference.md has these comments. On a pod they reach the
 // shim only if containerd's configuration of the runtime has pod_annotations =
 // ["dev.gpuckpt.*"].
