@@ -258,16 +258,13 @@ func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.S
 
 // unknown returns the annotations that begin as this project's, and have no effect on a container: mistyped
 // ones, or those of a newer version. What hooks and CRIU's options may be called is said when they are read.
-func unknown(container map[string]string) (keys []string) {
+func unknown(container map[string]string) []string {
 	known := []string{annotations.Restore, annotations.OnCheckpoint, annotations.IOUring, annotations.Interposer, annotations.Companion,
 		annotations.ChangedFiles, annotations.ContainerName, cdi.PairsAnnotation}
-	for _, key := range slices.Sorted(maps.Keys(container)) {
-		if strings.HasPrefix(key, annotations.Prefix) && !slices.Contains(known, key) &&
-			!strings.HasPrefix(key, annotations.HookPrefix) && !strings.HasPrefix(key, annotations.CRIUPrefix) {
-			keys = append(keys, key)
-		}
-	}
-	return keys
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(container)), func(key string) bool {
+		return !strings.HasPrefix(key, annotations.Prefix) || slices.Contains(known, key) ||
+			strings.HasPrefix(key, annotations.HookPrefix) || strings.HasPrefix(key, annotations.CRIUPrefix)
+	})
 }
 
 // create has runc create the container.

@@ -76,7 +76,6 @@ type restoring struct {
 	threads scheduling.Threads
 	sockets openfiles.Sockets
 	systemV openfiles.SystemV
-	root    *openfiles.Root
 	watches told.Watches
 	gate    *criu.Gate
 	inside  map[int]int // of inspect: the processes by their own pids, as proc.Inside has them
@@ -174,9 +173,6 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	if k.systemV, err = openfiles.ReadSystemV(dumped.Set); err != nil {
 		return 0, err
 	}
-	if k.root, err = openfiles.ReadRoot(dumped.Set); err != nil {
-		return 0, err
-	}
 	if k.watches, err = told.ReadWatches(dumped.Set); err != nil {
 		return 0, err
 	}
@@ -185,6 +181,12 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	}
 	if k.from, err = guard.Copy(ctx, dumped, criu.Settings{Bundle: k.c.bundle, View: k.view}); err != nil {
 		return 0, err
+	}
+	// One that the user names is the user's to keep as it was.
+	if dir := filepath.Join(k.c.bundle, "rootfs"); bundle.RootOf(k.c.bundle, k.c.restore.gpus.Spec) == dir {
+		if err := openfiles.RestoreRoot(dumped.Set, dir); err != nil {
+			return 0, fmt.Errorf("the mode and owner of the root directory: %w", err)
+		}
 	}
 	k.c.different = append(k.c.different, k.from.Different...)
 	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
@@ -202,12 +204,6 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	programs, err := tmpfs.Install(k.c.bundle, k.from.Images.Path())
 	if err != nil {
 		return 0, err
-	}
-	// A directory that the user names is the user's to keep as it was.
-	if dir := filepath.Join(k.c.bundle, "rootfs"); bundle.RootOf(k.c.bundle, k.c.restore.gpus.Spec) == dir {
-		if err := k.root.Restore(dir); err != nil {
-			return 0, fmt.Errorf("give the root directory its mode and owner: %w", err)
-		}
 	}
 	flushed := k.c.journal.FlushBeside()
 	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})

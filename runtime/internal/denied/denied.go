@@ -8,7 +8,6 @@
 package denied
 
 import (
-	"cmp"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -156,11 +155,8 @@ func goesOn(flags string, status proc.Status) bool {
 	return err == nil && f&exiting == 0 && !status.Killed()
 }
 
-// layerOf returns what encrypts a TCP socket in the kernel, "tls", or "" for nothing. A test has another.
-var layerOf = func(s int) string {
-	name, _ := unix.GetsockoptString(s, unix.IPPROTO_TCP, unix.TCP_ULP) // an error is of a kernel without
-	return name
-}
+// readString reads an option of a socket. A test has another.
+var readString = unix.GetsockoptString
 
 func refuse(pid int) error {
 	if err := RefuseEnded(pid); err != nil {
@@ -184,19 +180,18 @@ func refuse(pid int) error {
 		case err != nil || kind == unix.SOCK_RAW:
 		case protocol == unix.IPPROTO_MPTCP:
 			mptcp = true
-		case protocol == unix.IPPROTO_TCP:
-			layer = cmp.Or(layer, layerOf(s))
+		case protocol == unix.IPPROTO_TCP && layer == "":
+			layer, _ = readString(s, unix.IPPROTO_TCP, unix.TCP_ULP) // an error is of a kernel without
 		}
 		return false
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if mptcp {
+	case mptcp:
 		return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
 			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
-	}
-	if layer != "" {
+	case layer != "":
 		return fmt.Errorf("process %s has a TCP socket with %s in the kernel (TCP_ULP), which CRIU loses: restored, it would go on in the clear: close it before a checkpoint, or have the program encrypt by itself (OpenSSL: without SSL_OP_ENABLE_KTLS): %w",
 			proc.Describe(pid), layer, errdefs.ErrFailedPrecondition)
 	}

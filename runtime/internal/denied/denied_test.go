@@ -201,13 +201,13 @@ func TestRefuseKernelTLS(t *testing.T) {
 	}
 	if serr != nil {
 		t.Logf("this kernel has no TLS: %v", serr)
-		was := layerOf
-		defer func() { layerOf = was }()
-		layerOf = func(s int) string {
-			if _, err := unix.Getpeername(s); err != nil {
-				return was(s)
+		was := readString
+		defer func() { readString = was }()
+		readString = func(s, level, number int) (string, error) {
+			if _, err := unix.Getpeername(s); err != nil || level != unix.IPPROTO_TCP || number != unix.TCP_ULP {
+				return was(s, level, number)
 			}
-			return "tls"
+			return "tls", nil
 		}
 	}
 	if err := Refuse(self); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has a TCP socket with tls in the kernel") {

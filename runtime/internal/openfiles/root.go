@@ -4,6 +4,7 @@
 package openfiles
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -15,46 +16,31 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 )
 
-// Root is what a container's root directory has. containerd has it in no layer, and gives each the usual.
-type Root struct{ mode, uid, gid uint32 }
-
-var usualRoot = Root{mode: 0o755}
-
-func rootOf(dir string) (Root, error) {
+// rootOf returns the mode and the owner of a root directory, which containerd has in no layer.
+func rootOf(dir string) ([3]uint32, error) {
 	var st unix.Stat_t
 	err := unix.Stat(dir, &st)
-	return Root{st.Mode & 0o7777, st.Uid, st.Gid}, err
+	return [3]uint32{st.Mode & 0o7777, st.Uid, st.Gid}, err
 }
 
 func saveRoot(dir string, init int) error {
-	r, err := rootOf(fmt.Sprintf("/proc/%d/root/", init))
-	if err != nil || r == usualRoot {
+	is, err := rootOf(fmt.Sprintf("/proc/%d/root/", init))
+	if err != nil || is == [3]uint32{0o755, 0, 0} {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, image.RootName), fmt.Appendf(nil, "%o %d %d\n", r.mode, r.uid, r.gid), 0o600)
+	return os.WriteFile(filepath.Join(dir, image.RootName), fmt.Appendf(nil, "%o %d %d\n", is[0], is[1], is[2]), 0o600)
 }
 
-// ReadRoot reads the file of a dump; nil if there is none.
-func ReadRoot(dumped *image.Set) (*Root, error) {
-	return image.ReadText(dumped, image.RootName, func(f io.Reader) (*Root, error) {
-		var r Root
-		if _, err := fmt.Fscanf(f, "%o %d %d\n", &r.mode, &r.uid, &r.gid); err != nil || r.mode > 0o7777 {
-			return nil, fmt.Errorf("%w: %s", images.ErrDamaged, image.RootName)
+// RestoreRoot gives a root directory what a dump has noted, before CRIU compares the mode.
+func RestoreRoot(dumped *image.Set, dir string) error {
+	_, err := image.ReadText(dumped, image.RootName, func(f io.Reader) (want [3]uint32, err error) {
+		if _, err := fmt.Fscanf(f, "%o %d %d\n", &want[0], &want[1], &want[2]); err != nil {
+			return want, fmt.Errorf("%w: %s", images.ErrDamaged, image.RootName)
 		}
-		return &r, nil
+		if is, err := rootOf(dir); err != nil || is == want {
+			return want, err
+		}
+		return want, cmp.Or(os.Chown(dir, int(want[1]), int(want[2])), unix.Chmod(dir, want[0])) // chown clears bits of the mode
 	})
-}
-
-// Restore gives it to the root directory, before CRIU compares the mode.
-func (r *Root) Restore(dir string) error {
-	if r == nil {
-		return nil
-	}
-	if is, err := rootOf(dir); err != nil || is == *r {
-		return err
-	}
-	if err := os.Chown(dir, int(r.uid), int(r.gid)); err != nil {
-		return err
-	}
-	return unix.Chmod(dir, r.mode)
+	return err
 }
