@@ -9,6 +9,7 @@ package denied
 
 import (
 	"fmt"
+	"net/netip"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -112,8 +113,8 @@ func allArchitectures() []specs.Arch {
 	return nil
 }
 
-// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a TCP socket with
-// kernel TLS, a sealed memfd mapped (proc.MapsSealed), a first thread that has ended, or a thread with files or a
+// Refuse refuses a container with a process that has io_uring open or mapped, an MPTCP socket, a connection to
+// itself with kernel TLS, a sealed memfd mapped (proc.MapsSealed), a first thread that has ended, or a thread with files or a
 // working directory of its own. list returns its processes; one that has ended is not refused.
 func Refuse(list func() ([]int, error)) error {
 	pids, err := list()
@@ -158,6 +159,23 @@ func goesOn(flags string, status proc.Status) bool {
 // readString reads an option of a socket. A test has another.
 var readString = unix.GetsockoptString
 
+// inner reports whether both ends of a connection have one address. One to elsewhere comes back closed.
+func inner(s int) bool {
+	own, err := unix.Getsockname(s)
+	peer, perr := unix.Getpeername(s)
+	return err == nil && perr == nil && addressOf(own) == addressOf(peer)
+}
+
+func addressOf(at unix.Sockaddr) netip.Addr {
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrFrom4(at.Addr)
+	case *unix.SockaddrInet6:
+		return netip.AddrFrom16(at.Addr).Unmap()
+	}
+	return netip.Addr{}
+}
+
 func refuse(pid int) error {
 	if err := RefuseEnded(pid); err != nil {
 		return err
@@ -180,7 +198,7 @@ func refuse(pid int) error {
 		case err != nil || kind == unix.SOCK_RAW:
 		case protocol == unix.IPPROTO_MPTCP:
 			mptcp = true
-		case protocol == unix.IPPROTO_TCP && layer == "":
+		case protocol == unix.IPPROTO_TCP && layer == "" && inner(s):
 			layer, _ = readString(s, unix.IPPROTO_TCP, unix.TCP_ULP) // an error is of a kernel without
 		}
 		return false
@@ -192,7 +210,7 @@ func refuse(pid int) error {
 		return fmt.Errorf("process %s has an MPTCP socket, which CRIU cannot dump: start the container anew by gpuckpt, without the annotation %s=allow: it has none then; or have the program use TCP (GODEBUG=multipathtcp=0 for one in Go): %w",
 			proc.Describe(pid), annotations.IOUring, errdefs.ErrFailedPrecondition)
 	case layer != "":
-		return fmt.Errorf("process %s has a TCP socket with %s in the kernel (TCP_ULP), which CRIU loses: restored, it would go on in the clear: close it before a checkpoint, or have the program encrypt by itself (OpenSSL: without SSL_OP_ENABLE_KTLS): %w",
+		return fmt.Errorf("process %s has a connection within the container with %s in the kernel (TCP_ULP), which CRIU loses: restored, it would go on in the clear: close it before a checkpoint, or have the program encrypt by itself (OpenSSL: without SSL_OP_ENABLE_KTLS): %w",
 			proc.Describe(pid), layer, errdefs.ErrFailedPrecondition)
 	}
 	if sealed, err := proc.MapsSealed(pid); err != nil {

@@ -210,7 +210,7 @@ func TestRefuseKernelTLS(t *testing.T) {
 			return "tls", nil
 		}
 	}
-	if err := Refuse(self); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has a TCP socket with tls in the kernel") {
+	if err := Refuse(self); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "with tls in the kernel") {
 		t.Errorf("with it: %v", err)
 	}
 }
