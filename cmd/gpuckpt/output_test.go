@@ -92,6 +92,9 @@ func TestNoSuchKey(t *testing.T) {
 			t.Errorf("%q: exit status %d, %s", args, exit, errs)
 		}
 	}
+	if err := there([]string{"jwe:/dev/null", "pkcs7:/dev/null", "/dev/null"}); err != nil {
+		t.Error(err)
+	}
 	if _, errs, _ := m.run("gpuckpt", "checkpoint", "job", "--image", "example.com/job:1", "--encrypt", "/nowhere/key.pub"); !strings.Contains(errs, "--encrypt is for --push") {
 		t.Error(errs)
 	}

@@ -121,7 +121,7 @@ them is found in the registry. They are kept in $TMPDIR, or /var/tmp, meanwhile.
 // there fails unless each file of keys that a flag names is there: of a node's settings none needs to be.
 func there(files []string) error {
 	for _, file := range files {
-		if _, err := os.Stat(file); err != nil {
+		if _, err := os.Stat(strings.TrimPrefix(strings.TrimPrefix(file, "jwe:"), "pkcs7:")); err != nil { // see crypt.ReadKeys
 			return err
 		}
 	}

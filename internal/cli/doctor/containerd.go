@@ -22,8 +22,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// containerdOldest is the oldest containerd that starts the shim and is tested. Earlier ones know no shim of
-// version 3.
+// containerdOldest is the oldest containerd that is tested. Those before 2.0 know no shim of version 3.
 const containerdOldest = "v2.2"
 
 // containerdConfig is the part of containerd's configuration that is checked.
