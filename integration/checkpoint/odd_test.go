@@ -273,6 +273,18 @@ func TestBroughtBack(t *testing.T) {
 	}
 }
 
+// A long sleep that would begin anew ends in a program that is left running: by a checkpoint each half an hour
+// an hour would have no end.
+func TestLongSleep(t *testing.T) {
+	results.Add(t)
+	k := odd(t, harness.RunSpec{}, "long-sleep", "")
+	before := answer(t, k)
+	takeCheckpoint(t, shared, k, "1")
+	if after := answer(t, k); before != "same" || after != "awake" {
+		t.Errorf("%s before, and left running %s", before, after)
+	}
+}
+
 // Connections to programs of the host by Unix sockets come back closed, whoever has made them. The
 // program that is left running keeps them.
 func TestOutside(t *testing.T) {

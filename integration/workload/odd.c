@@ -1699,6 +1699,21 @@ static const char *waiting_poll_same(void)
 	return a || b ? strerror(a ? a : b) : "same";
 }
 
+// A child whose first thread sleeps for an hour, which nobody writes the rest of.
+static void long_sleep(void)
+{
+	struct timespec hour = {3600, 0};
+	c = (int)must(fork());
+	if (!c)
+		_exit(clock_nanosleep(CLOCK_MONOTONIC, 0, &hour, NULL));
+}
+
+static const char *long_sleep_same(void)
+{
+	usleep(50000);
+	return waitpid(c, NULL, WNOHANG) ? "awake" : "same";
+}
+
 // A child whose end the kernel tells by no signal.
 static void exit_signal(void)
 {
@@ -2016,6 +2031,7 @@ static const struct state {
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
 	{"waiting-poll", waiting_poll, waiting_poll_same},
+	{"long-sleep", long_sleep, long_sleep_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},

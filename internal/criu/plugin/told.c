@@ -20,11 +20,11 @@
 // GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
 // sets their option IP_FREEBIND when it has bound them.
 //
-// GPUCKPT_WAITS names threads in a call that waits for a time, as " TID:CALL ". The call is 0 of all but the
-// first thread of a process. CRIU has the call fail with EINTR where the program is left running. Here the
+// GPUCKPT_WAITS names threads in a call that waits for a time: as " TID:CALL " the first one of a process, as
+// " TID:-CALL " others. CRIU has the call fail with EINTR where the program is left running. Here the
 // kernel goes on with it, until the same time, if no handler of a signal runs. A first thread calls again:
-// CRIU's code in it has ended by sigreturn, and the kernel then knows of no call. It does not where it might
-// wait for longer than it is to the next checkpoint.
+// CRIU's code in it has ended by sigreturn, and the kernel then knows of no call. If that might last for more
+// than a minute longer, the call fails: it would never end where checkpoints follow each other sooner.
 //
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //
@@ -293,30 +293,33 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 // go_on changes the registers of a thread that waits, as CRIU gives them back.
 static void go_on(int tid, struct user_regs_struct *r)
 {
-	enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516, MINUTE = 60000 }; // the first two are the kernel's own
+	enum { ERESTARTNOHAND = 514, ERESTART_RESTARTBLOCK = 516, MINUTE = 60 }; // the first two are the kernel's own
 	const char *list = getenv("GPUCKPT_WAITS"), *at;
 	char one[16];
 
-	if (!list || (long long)r->rax != -EINTR || (long long)r->orig_rax < 0)
+	if (!list || (long long)r->rax != -EINTR)
 		return;
 	snprintf(one, sizeof(one), " %d:", tid);
 	if (!(at = strstr(list, one)))
 		return;
-	unsigned long long call = strtoull(at + strlen(one), NULL, 10);
-	if (!call) {
+	long long number = strtoll(at + strlen(one), NULL, 10), call = llabs(number);
+	if ((long long)r->orig_rax != call && r->orig_rax != SYS_restart_syscall)
+		return; // it is in another call now, or in none
+	if (number < 0) {
 		r->rax = (unsigned long long)-ERESTART_RESTARTBLOCK;
 		return;
 	}
-	// A program that has the rest of a sleep written elsewhere asks for less itself.
-	if (call == SYS_nanosleep && r->rsi && r->rsi != r->rdi)
+	// The kernel writes the rest of a sleep to where it is asked to. A program that has it written elsewhere
+	// than to the time itself asks for less itself.
+	bool plain = call == SYS_nanosleep;
+	unsigned long long time = plain ? r->rdi : r->rdx, rest = plain ? r->rsi : r->r10;
+	if ((plain || call == SYS_clock_nanosleep) && (rest ? rest != time : ptrace(PTRACE_PEEKDATA, tid, (void *)time, NULL) >= MINUTE))
 		return;
-	if (call == SYS_clock_nanosleep && r->r10 && r->r10 != r->rdx)
+	if (call == SYS_poll && (int)r->rdx > MINUTE * 1000)
 		return;
-	if (call == SYS_poll && (int)r->rdx > MINUTE)
+	if (call == SYS_futex && r->r10 && ((int)r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT)
 		return;
-	if (call == SYS_futex && r->r10 && (r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT)
-		return;
-	r->orig_rax = call;
+	r->orig_rax = (unsigned long long)call;
 	r->rax = (unsigned long long)-ERESTARTNOHAND;
 }
 

@@ -65,10 +65,11 @@ func (t *Told) running() string {
 			if list.Len() > maxVariable/4 {
 				return list.String()
 			}
+			call := int64(w.call) //nolint:gosec // one of the four
 			if w.thread != process {
-				w.call = 0
+				call = -call
 			}
-			fmt.Fprintf(&list, " %d:%d ", w.tid, w.call)
+			fmt.Fprintf(&list, " %d:%d ", w.tid, call)
 		}
 	}
 	return list.String()

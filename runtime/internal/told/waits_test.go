@@ -84,7 +84,7 @@ func TestWakesUp(t *testing.T) {
 // CRIU is told of threads that wait: of the first one with its call, of as many as a variable takes.
 func TestRunning(t *testing.T) {
 	found := Told{waits: map[int][]wait{1: {{1, 501, pollNumber}, {2, 502, futexNumber}}}}
-	if got := found.running(); got != " 501:7  502:0 " {
+	if got := found.running(); got != " 501:7  502:-202 " {
 		t.Errorf("%q", got)
 	}
 	for i := range maxVariable {
