@@ -47,10 +47,12 @@ after a minute. A driver that does nothing has ` + "`stall_timeout`" + `, GPU me
 - **A fault of the machine's hardware or of its kernel.**
 `
 
-// WalkPaths are the logs of the last walk, from the root of the repository: of all, and of what the table has had since.
+// WalkPaths are the logs of the last walks, from the root of the repository: of all, and of what the table has had since.
+// The newest also has a sample of all.
 var WalkPaths = []string{
 	"docs/results/2026-11-23-e59b635-software-faults/walk.txt",
 	"docs/results/2026-11-24-26b1a67-software-drain/walk.txt",
+	"docs/results/2026-11-27-6edb618-software-ways/walk.txt",
 }
 
 // Page returns docs/internals/faults.md, with what a walk found.
@@ -105,8 +107,8 @@ func walkPart(walk []Tried) string {
 		logs = append(logs, fmt.Sprintf("[%s](../%s/)", filepath.Base(dir), dir))
 	}
 	n := tallied(walk, func(Cell) bool { return true })
-	return fmt.Sprintf(`The last walk, of commits %s, tried %d of them on the
-software GPU, and %d passed. Its logs are
+	return fmt.Sprintf(`The last walks tried %d of them on the software GPU, and %d passed. They were of the commits
+%s. Their logs are
 %s.
-`, strings.Join(commits(walk), " and "), n.walked, n.passed, strings.Join(logs, "\nand "))
+`, n.walked, n.passed, strings.Join(commits(walk), ", "), strings.Join(logs, ",\n"))
 }
