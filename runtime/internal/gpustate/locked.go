@@ -226,8 +226,8 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 	if err != nil {
 		return err
 	}
-	for pid, mapped := range now {
-		if was, known := l.bystanders[pid]; known && mapped == was {
+	for _, pid := range slices.Sorted(maps.Keys(now)) {
+		if was, known := l.bystanders[pid]; known && now[pid] == was {
 			continue
 		}
 		born, err := l.bornWithout(pid)
@@ -245,7 +245,7 @@ func (l *locked) refuseUnlocked(candidates []int) error {
 // RefuseGraphics refuses a process that uses a GPU for graphics. CUDA processes have their GPUs mapped while
 // they are locked, and are looked at once the driver has checkpointed them: what they have then stays mapped.
 func (s *State) RefuseGraphics() error {
-	pids := slices.Collect(maps.Keys(s.bystanders))
+	pids := slices.Sorted(maps.Keys(s.bystanders))
 	if s.phase != Locked {
 		pids = append(pids, s.procs.Hosts()...)
 	}
