@@ -193,11 +193,13 @@ func (f *Feed) Close() error {
 		return nil
 	}
 	f.tell()
-	err := listener.Close()
-	f.serving.Wait()
-	if rerr := os.Remove(path); !errors.Is(rerr, fs.ErrNotExist) {
-		err = errors.Join(err, rerr)
+	// The socket goes first: while it is there and nobody serves it, something is missing.
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
+	err = errors.Join(err, listener.Close())
+	f.serving.Wait()
 	return err
 }
 
@@ -247,6 +249,9 @@ func Open(dir string) (*Source, error) {
 	}
 	if err != nil {
 		s.Close()
+		if _, gone := os.Lstat(path); errors.Is(gone, fs.ErrNotExist) {
+			return nil, nil // it was closed meanwhile
+		}
 		return nil, fmt.Errorf("%s is still arriving: %w: %w", dir, ErrEnded, err)
 	}
 	return s, nil

@@ -315,3 +315,32 @@ func TestRetry(t *testing.T) {
 		t.Errorf("a dead feed: %v", err)
 	}
 }
+
+// A feed that is being closed, and waits for one who does not read, is none any more for the next.
+func TestOpenWhileItCloses(t *testing.T) {
+	dir := t.TempDir()
+	f := serving(t, dir, "/top")
+	deaf, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, socketName)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 1000 {
+		f.Arrived("/" + strings.Repeat("long", 1000))
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- f.Close() }()
+	for {
+		s, err := Open(dir)
+		if err != nil {
+			t.Error(err)
+		}
+		if s == nil {
+			break
+		}
+		s.Close()
+	}
+	_ = deaf.Close()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
