@@ -711,32 +711,6 @@ func (k objects) testEviction(t *testing.T) {
 	if gpu.Kind != harness.SoftwareGPU {
 		return // no other is slow when told to
 	}
-	evict := func(pod node.Pod, delay string) (checkpoint string) {
-		t.Helper()
-		softwareGPU(t, k.n, "checkpoint_delay_ms="+delay+"\n")
-		eviction := filepath.Join(t.TempDir(), "eviction.json")
-		if err := os.WriteFile(eviction, fmt.Appendf(nil, `{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": %q}}`, pod.Metadata.Name), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		k.kubectl(t, "create", "--raw", "/api/v1/namespaces/default/pods/"+pod.Metadata.Name+"/eviction", "-f", eviction)
-		name := pod.Metadata.Name + "-" + pod.Metadata.UID[:8]
-		within(t, "the Checkpoint begins", func() bool {
-			phase, err := k.n.Kubectl(t.Context(), "get", "checkpoint", name, "--output", "jsonpath={.status.phase}")
-			return err == nil && phase != ""
-		})
-		return name
-	}
-	// An agent that is replaced answers first.
-	name = evict(apply(t, k.n, "longer", k.ending("checkpoint", 600)), "5000")
-	k.kubectl(t, "delete", "pod", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--field-selector", "spec.nodeName="+k.n.Name())
-	if phase := k.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.phase}"); phase != "Succeeded" {
-		t.Errorf("it is %s when the agent is gone", phase)
-	}
-	within(t, "there is another agent", func() bool {
-		c, err := net.Dial("tcp", net.JoinHostPort(k.n.IP(), "9403"))
-		return err == nil && c.Close() == nil
-	})
-
 	// The finalizer keeps the object of the pod for as long as this takes.
 	c = k.ending("checkpoint", 5)
 	c.meta = map[string]any{"finalizers": []string{"gpuckpt.dev/test"}}
@@ -746,7 +720,17 @@ func (k objects) testEviction(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	name = evict(late, "60000")
+	softwareGPU(t, k.n, "checkpoint_delay_ms=60000\n")
+	eviction := filepath.Join(t.TempDir(), "eviction.json")
+	if err := os.WriteFile(eviction, []byte(`{"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "late"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k.kubectl(t, "create", "--raw", "/api/v1/namespaces/default/pods/late/eviction", "-f", eviction)
+	name = "late-" + late.Metadata.UID[:8]
+	within(t, "the Checkpoint is made", func() bool {
+		_, err := k.n.Kubectl(t.Context(), "get", "checkpoint", name)
+		return err == nil
+	})
 	k.kubectl(t, "wait", "--for=condition=Failed", "checkpoint/"+name, "--timeout=180s")
 	t.Log(k.kubectl(t, "get", "checkpoint", name, "--output", "jsonpath={.status.conditions[0].reason}: {.status.conditions[0].message}"))
 	within(t, "the pod says so", func() bool {
