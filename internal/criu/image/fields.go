@@ -104,35 +104,42 @@ func parseField(words []string) (f Field, err error) {
 }
 
 // check refuses a message with a field that is not on the list, or a value that the list does
-// not allow. It names the first one. It takes away what CRIU does not get.
+// not allow. It names that of the lowest number: Range has an order of its own in each program. It takes
+// away what CRIU does not get.
 func check(m protoreflect.Message) (err error) {
 	if unknown := m.GetUnknown(); len(unknown) > 0 && !Without("unknown fields") {
 		return fmt.Errorf("%s has a field or a value that gpuckpt does not know (%d bytes)", m.Descriptor().FullName(), len(unknown))
 	}
-	fields := Fields()
+	var first protoreflect.FieldNumber
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		f, known := fields[fd.FullName()]
-		if Without(string(fd.FullName())) {
-			return true
+		if ferr := checkField(m, fd, v); ferr != nil && (err == nil || fd.Number() < first) {
+			err, first = ferr, fd.Number()
 		}
-		switch {
-		case !known:
-			err = fmt.Errorf("%s: gpuckpt does not know this field", fd.FullName())
-		case f.May == Dropped:
-			m.Clear(fd)
-		case f.May == Refused:
-			err = fmt.Errorf("%s: a restore does without it (%s)", fd.FullName(), f.Why)
-		case fd.IsList():
-			list := v.List()
-			for i := 0; i < list.Len() && err == nil && (f.checks() || compound(fd)); i++ {
-				err = f.check(fd, list.Get(i))
-			}
-		default:
-			err = f.check(fd, v)
-		}
-		return err == nil
+		return true
 	})
 	return err
+}
+
+func checkField(m protoreflect.Message, fd protoreflect.FieldDescriptor, v protoreflect.Value) error {
+	f, known := Fields()[fd.FullName()]
+	switch {
+	case Without(string(fd.FullName())):
+	case !known:
+		return fmt.Errorf("%s: gpuckpt does not know this field", fd.FullName())
+	case f.May == Dropped:
+		m.Clear(fd)
+	case f.May == Refused:
+		return fmt.Errorf("%s: a restore does without it (%s)", fd.FullName(), f.Why)
+	case !fd.IsList():
+		return f.check(fd, v)
+	case f.checks() || compound(fd):
+		for i, list := 0, v.List(); i < list.Len(); i++ {
+			if err := f.check(fd, list.Get(i)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // checks reports whether the list says something of a number.

@@ -27,6 +27,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
 	pipedata "github.com/checkpoint-restore/go-criu/v8/crit/images/pipe-data"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -572,6 +573,14 @@ func TestDirIsBusy(t *testing.T) {
 	}
 	time.AfterFunc(100*time.Millisecond, func() { unix.Close(fd) })
 	if err := d.Seal(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of two values that are not allowed, the one of the lower number is named, in whatever order they are looked at.
+func TestFirstOfTwo(t *testing.T) {
+	raw := &skinet.InetSkEntry{Type: new(uint32(unix.SOCK_RAW)), Proto: new(uint32(unix.IPPROTO_MPTCP))}
+	if err := check(raw.ProtoReflect()); err == nil || !strings.Contains(err.Error(), "a raw socket") {
 		t.Error(err)
 	}
 }
