@@ -15,7 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cdi"
 )
 
-// Of a container's annotations those that are mistyped are found, and none of another project's. Each that package
+// Mistyped annotations of a container are found, and none of another project's. Each that package
 // annotations has on a container is known.
 func TestUnknownAnnotations(t *testing.T) {
 	container := map[string]string{

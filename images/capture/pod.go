@@ -40,8 +40,8 @@ func PodOf(labels map[string]string) string {
 // Pod returns containers of a pod of Kubernetes' by its name, or NAMESPACE/NAME, in the order of
 // their names: those that are named, or all. Their images are to be called as image and previous are,
 // with "-" and the container's name behind unless one is named alone; an empty previous stays empty.
-// ctx carries containerd's namespace. Only those that run count, if that is asked for. It is an error if one
-// that is named is not there.
+// ctx carries containerd's namespace. It leaves out containers that do not run, if that is asked for. A named
+// container that is not there is an error.
 func Pod(ctx context.Context, c *client.Client, pod string, names []string, image, previous string, running bool) ([]Target, error) {
 	filter := fmt.Sprintf("labels.%q==%q,labels.%q==container", labelPod, pod, labelKind)
 	if namespace, name, ok := strings.Cut(pod, "/"); ok {

@@ -37,7 +37,7 @@ func TestPodTargets(t *testing.T) {
 	if _, err := podTargets(ctx, slices.Clone(three), "pod", []string{"a", "d"}, "r/job:1", "", true); err == nil || !strings.Contains(err.Error(), "no container d of the pod pod runs") {
 		t.Errorf("got %v", err)
 	}
-	// Of those that do not run all are meant, also of a pod before it.
+	// All that do not run are meant, also those of an earlier pod.
 	if got, err := podTargets(ctx, []containers.Container{container("1", "a", "ns", "u"), container("2", "a", "ns", "v")}, "pod", []string{"a"}, "", "", false); err != nil || len(got) != 2 {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -54,9 +54,14 @@ func TestFromContainerdsCheckpoint(t *testing.T) {
 
 // A container without GPU state resumes as well.
 func TestWithoutGPU(t *testing.T) {
-	name := "example.com/plain:1"
 	k := start(t, shared, harness.RunSpec{}, "plain")
 	k.Expect(t, "count", "101")
+	resumed(t, k, "example.com/plain:1")
+}
+
+// resumed ends a container that has counted to 101 without GPU state, and starts an image of it.
+func resumed(t *testing.T, k *harness.Container, name string) *harness.Container {
+	t.Helper()
 	dir, rw := dump(t, shared, k)
 	k.MustRemove(t)
 	checkpoint, err := images.Open(dir, images.AllowWithoutGPU)
@@ -67,27 +72,18 @@ func TestWithoutGPU(t *testing.T) {
 	importLayout(t, shared, layout, name)
 	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "plain")
 	r.Expect(t, "count", "102")
+	return r
 }
 
 // The root directory has the mode and the owner that the program gave it.
 func TestRootDirectory(t *testing.T) {
-	name := "example.com/root:1"
 	k := start(t, shared, harness.RunSpec{}, "plain")
 	k.Expect(t, "count", "101")
 	root := func(k *harness.Container) string { return fmt.Sprintf("/proc/%d/root/", k.MustPid(t)) }
 	if err := errors.Join(os.Chown(root(k), 7, 8), unix.Chmod(root(k), 0o1711)); err != nil {
 		t.Fatal(err)
 	}
-	dir, rw := dump(t, shared, k)
-	k.MustRemove(t)
-	checkpoint, err := images.Open(dir, images.AllowWithoutGPU)
-	if err != nil {
-		t.Fatal(err)
-	}
-	layout, _ := layoutWith(t, name, oci.Options{Checkpoint: checkpoint, Base: target(t, shared, harness.WorkloadImage), Provider: shared.Client().ContentStore(), RW: &rw})
-	importLayout(t, shared, layout, name)
-	r := start(t, shared, harness.RunSpec{Image: name, Port: k.Port, Annotations: asked}, "plain")
-	r.Expect(t, "count", "102")
+	r := resumed(t, k, "example.com/root:1")
 	var st unix.Stat_t
 	if err := unix.Stat(root(r), &st); err != nil || st.Mode&^unix.S_IFMT != 0o1711 || st.Uid != 7 || st.Gid != 8 {
 		t.Errorf("the root directory has mode %o, owner %d:%d: %v", st.Mode, st.Uid, st.Gid, err)

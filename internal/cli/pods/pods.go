@@ -32,7 +32,7 @@ func Flag(c *cobra.Command, pod *string) {
 	}
 }
 
-// Containers returns the IDs of a pod's containers in a namespace of containerd: those that are named, or all.
+// Containers returns the IDs of a pod's containers in a namespace of containerd: the named ones, or all.
 func Containers(ctx context.Context, address, namespace, pod string, names []string, running bool) (ids []string, err error) {
 	c, err := client.New(address, client.WithTimeout(10*time.Second))
 	if err != nil {

@@ -31,7 +31,7 @@ func saveRoot(dir string, init int) error {
 	return os.WriteFile(filepath.Join(dir, image.RootName), fmt.Appendf(nil, "%o %d %d\n", is[0], is[1], is[2]), 0o600)
 }
 
-// RestoreRoot gives a root directory what a dump has noted, before CRIU compares the mode.
+// RestoreRoot sets the mode and the owner of a root directory that a dump has noted. CRIU compares the mode later.
 func RestoreRoot(dumped *image.Set, dir string) error {
 	_, err := image.ReadText(dumped, image.RootName, func(f io.Reader) (want [3]uint32, err error) {
 		if _, err := fmt.Fscanf(f, "%o %d %d\n", &want[0], &want[1], &want[2]); err != nil {

@@ -57,7 +57,7 @@ func waiting(pid int) (found []wait) {
 	return found
 }
 
-// running lists the threads that wait, for the library in CRIU. Of those that are too many for a variable, calls fail.
+// running returns the list of threads that wait, for the library in CRIU. Threads that it has no room for get EINTR.
 func (t *Told) running() string {
 	var list strings.Builder
 	for process, threads := range t.waits {

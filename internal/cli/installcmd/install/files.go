@@ -245,7 +245,7 @@ type changes struct {
 	before map[string][]byte // nil: no such file
 	links  map[string]string // where they led; "": no such link
 	edits  []edit
-	// programs are those that copyTree has replaced or made.
+	// programs are the files that copyTree has replaced or made.
 	programs  []string
 	restarted bool // containerd, which may have read the edits
 }
