@@ -15,7 +15,7 @@ import (
 // ofOldPod are the ends of annotations that are not for a copy. Network plugins have written the last ones, and
 // would give the copy the old pod's address, which is another node's. Kube-OVN's begin with the network, if any.
 var ofOldPod = []string{
-	corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, Refused,
+	corev1.LastAppliedConfigAnnotation, ImagesAnnotation, MigrationAnnotation, AfterAnnotation, Refused,
 	"k8s.ovn.org/pod-networks", "k8s.v1.cni.cncf.io/network-status",
 	"cni.projectcalico.org/containerID", "cni.projectcalico.org/podIP", "cni.projectcalico.org/podIPs",
 	"ovn.kubernetes.io/allocated", "ovn.kubernetes.io/routed", "ovn.kubernetes.io/ip_address", "ovn.kubernetes.io/mac_address",

@@ -34,6 +34,8 @@ const (
 	ScheduleLabel = "gpuckpt.dev/schedule"
 	// MigrationAnnotation of a pod is the UID of the Migration that made it.
 	MigrationAnnotation = "gpuckpt.dev/migration"
+	// AfterAnnotation of a pod with the gate is the UID and name of the pod that it goes on for when that is gone.
+	AfterAnnotation = "gpuckpt.dev/after"
 	// RestoreAnnotation of a pod has the runtime continue its checkpoint image.
 	RestoreAnnotation = "dev.gpuckpt.restore"
 	// Gate keeps a pod from being scheduled until its images are known: a Migration's, and the replicas of a

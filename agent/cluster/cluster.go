@@ -77,6 +77,7 @@ func Add(m manager.Manager, o Options) error {
 	}
 	return errors.Join(
 		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(turns.Share(&migrations{c})),
+		build("heir").For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(heir))).Complete(&heirs{c}),
 		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
 		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
 		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -130,27 +131,28 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	if f, ok := errors.AsType[*api.Failure](refused); refused != nil && (!ok || f.Reason != podRefused || m.Labels[api.EvictedLabel] == "") {
 		return refused
 	}
-	k, err := r.checkpoint(ctx, m)
-	if err != nil {
-		return err
+	var k *api.Checkpoint
+	if fresh == nil || !heir(fresh) { // else it has the images, and the old pod ends
+		if k, err = r.checkpoint(ctx, m); err != nil {
+			return err
+		}
 	}
-	r.condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+k.Name)
+	r.condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+m.Name)
 	if refused != nil {
 		return refused
 	}
-	if m.Spec.DeleteFirst {
-		if err := r.open(ctx, k, fresh.DeepCopy(), client.DryRunAll); err != nil {
+	if k != nil {
+		if err := r.give(ctx, m, k, fresh, gone || old.DeletionTimestamp != nil); err != nil {
 			return err
 		}
+	}
+	if m.Spec.DeleteFirst {
 		if err := r.remove(ctx, m, &old, gone); err != nil {
 			return err
 		}
-		if gated(fresh) { // from here on there is no other, and a Migration that is deleted takes it not along
-			fresh.OwnerReferences = nil
-		}
 	}
-	if err := r.open(ctx, k, fresh); err != nil {
-		return err
+	if gated(fresh) { // until heirs sees that the old pod is gone
+		return errWait
 	}
 	r.condition(m, api.Released, "GateRemoved", "the new pod may start")
 	if err := r.ready(m, fresh); err != nil {
@@ -275,16 +277,24 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 	return nil, errWait
 }
 
-// open sets the images of the new pod and removes its gate: the scheduler may bind it then.
-func (r *migrations) open(ctx context.Context, k *api.Checkpoint, fresh *corev1.Pod, how ...client.UpdateOption) error {
-	if len(fresh.Spec.SchedulingGates) == 0 {
+// give sets the images of the new pod, and removes its gate or has heirs do so: the scheduler may bind it then. The
+// only pod that is left, or will be, does not go with the Migration.
+func (r *migrations) give(ctx context.Context, m *api.Migration, k *api.Checkpoint, fresh *corev1.Pod, only bool) error {
+	if !gated(fresh) {
 		return nil
 	}
 	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
 		return api.Fail("NotRunning", "the container %s did not run at the checkpoint", missing)
 	}
-	fresh.Spec.SchedulingGates = nil
-	err := r.client.Update(ctx, fresh, how...)
+	if m.Spec.DeleteFirst {
+		metav1.SetMetaDataAnnotation(&fresh.ObjectMeta, api.AfterAnnotation, m.Status.SourceUID+"/"+m.Spec.Pod)
+	} else {
+		ungate(fresh)
+	}
+	if m.Spec.DeleteFirst || only {
+		fresh.OwnerReferences = nil
+	}
+	err := r.client.Update(ctx, fresh)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a policy of images
 		return api.Fail(podRefused, "give the new pod the images of the checkpoint: %w", err)
 	}
@@ -371,11 +381,35 @@ func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
 		return err
 	}
 	ends := err != nil || string(old.UID) != m.Status.SourceUID || old.DeletionTimestamp != nil
-	if ends && len(fresh.Spec.SchedulingGates) == 0 {
+	if ends && (!gated(&fresh) || heir(&fresh)) {
 		if controllerutil.RemoveOwnerReference(m, &fresh, r.client.Scheme()) != nil {
 			return nil // it has none
 		}
 		return client.IgnoreNotFound(r.client.Update(ctx, &fresh))
 	}
 	return client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID}))
+}
+
+// heirs opens the gates of pods that go on for another one, when that is gone: their Migrations may be gone by then.
+type heirs struct{ cluster }
+
+// heir reports whether a pod goes on for another one.
+func heir(pod client.Object) bool { return pod.GetAnnotations()[api.AfterAnnotation] != "" }
+
+// Reconcile is called for each change of such a pod.
+func (r *heirs) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	var old, fresh corev1.Pod
+	if err := r.direct.Get(ctx, request.NamespacedName, &fresh); err != nil || !heir(&fresh) || !gated(&fresh) {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	uid, name, _ := strings.Cut(fresh.Annotations[api.AfterAnnotation], "/")
+	err := r.direct.Get(ctx, client.ObjectKey{Namespace: fresh.Namespace, Name: name}, &old)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if err == nil && string(old.UID) == uid {
+		return ctrl.Result{RequeueAfter: again}, nil
+	}
+	ungate(&fresh)
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
 }

@@ -95,6 +95,7 @@ func (k *test) step() api.Migration {
 	r := &migrations{k.cluster}
 	for range 3 { // more often than there is a reason to
 		k.reconcile(r, "m")
+		k.reconcile(&heirs{k.cluster}, "m")
 	}
 	var m api.Migration
 	k.get("m", &m)
@@ -198,12 +199,18 @@ func TestMigrationDeletesFirst(t *testing.T) {
 	if k.get("old", &old); old.DeletionTimestamp == nil || len(fresh.Spec.SchedulingGates) != 1 {
 		t.Fatalf("%+v, %+v", old.ObjectMeta, fresh.Spec)
 	}
+	// Who deletes the Checkpoint, or the Migration, deletes not the only pod.
+	k.must(k.client.Delete(t.Context(), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}}))
+	if m := k.step(); m.Status.Phase != api.Running || len(fresh.OwnerReferences) > 0 {
+		t.Errorf("%+v, %+v", m.Status, fresh.ObjectMeta)
+	}
 	old.Finalizers = nil
 	k.must(k.client.Update(t.Context(), &old))
-	k.step()
-	if k.get("m", &fresh); gated(&fresh) || len(fresh.OwnerReferences) > 0 {
-		t.Errorf("who deletes the Migration deletes the only pod: %+v", fresh.ObjectMeta)
+	k.reconcile(&heirs{k.cluster}, "m")
+	if k.get("m", &fresh); gated(&fresh) || fresh.Spec.Containers[0].Image != "r/job:m@sha256:1" {
+		t.Errorf("it waits for the Migration: %+v", fresh.Spec)
 	}
+	k.step()
 	// A restore that fails now leaves the pod: there is no other.
 	k.clock = k.clock.Add(time.Hour)
 	if m := k.step(); m.Status.Phase != api.Failed || !k.get("m", &fresh) || len(fresh.OwnerReferences) > 0 {
@@ -267,6 +274,10 @@ func TestEvictedInMigration(t *testing.T) {
 			k.checkpointed(api.Succeeded)
 			k.step()
 		}
+	}
+	var fresh corev1.Pod
+	if k.get("m", &fresh); len(fresh.OwnerReferences) > 0 {
+		t.Error("the pod that goes on for one that ends goes with its Migration")
 	}
 	k.get(second.Name, second)
 	if why := meta.FindStatusCondition(second.Status.Conditions, api.HasFailed); why == nil || why.Reason != "AlreadyMigrating" {

@@ -74,8 +74,12 @@ func replica(pod client.Object) bool {
 	return ok && p.Annotations[api.MigrationAnnotation] == "" && (p.Annotations[api.ImagesAnnotation] != "" || gated(p))
 }
 
-func gated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
+func isGate(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate }
+
+func gated(pod *corev1.Pod) bool { return slices.ContainsFunc(pod.Spec.SchedulingGates, isGate) }
+
+func ungate(pod *corev1.Pod) {
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, isGate)
 }
 
 // replica does what is to be done with one pod, and returns after how long it is looked at again; 0: never.
@@ -107,7 +111,7 @@ func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 	k, cold := r.find(ctx, pod)
 	open := func(to *corev1.Pod) error {
 		metav1.SetMetaDataAnnotation(&to.ObjectMeta, api.ImagesAnnotation, string(noted))
-		to.Spec.SchedulingGates = slices.DeleteFunc(to.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == api.Gate })
+		ungate(to)
 		return r.client.Update(ctx, to)
 	}
 	if cold == nil {
