@@ -24,6 +24,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
@@ -34,6 +36,8 @@ const (
 	ShimName = proc.ShimName
 	// recordFile is where the record is, below the root.
 	recordFile = "/var/lib/gpuckpt/installed.json"
+	// lockFile is locked by the one Install or Uninstall that is at work below the root.
+	lockFile = "/run/gpuckpt-install.lock"
 )
 
 // ErrInUse is the error of an Uninstall while containers run with the shim.
@@ -103,6 +107,11 @@ type record struct {
 func Install(ctx context.Context, o Options) (result Result, err error) {
 	defer wrap(&err, "install gpuckpt")
 	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)
+	end, err := o.lock()
+	if err != nil {
+		return Result{}, err
+	}
+	defer end()
 	old, err := o.readRecord()
 	if err != nil {
 		return Result{}, err
@@ -183,6 +192,11 @@ func Install(ctx context.Context, o Options) (result Result, err error) {
 func Uninstall(ctx context.Context, o Options) (result Result, err error) {
 	defer wrap(&err, "uninstall gpuckpt")
 	o.Root, o.Record = filepath.Clean(o.Root), cmp.Or(o.Record, recordFile)
+	end, err := o.lock()
+	if err != nil {
+		return Result{}, err
+	}
+	defer end()
 	old, err := o.readRecord()
 	if err != nil || old.Prefix == "" {
 		return Result{}, err
@@ -242,6 +256,32 @@ func wrap(err *error, doing string) {
 	if *err != nil {
 		*err = fmt.Errorf("%s: %w", doing, *err)
 	}
+}
+
+// lock refuses a second one at once, which has the same temporary names. One that is killed loses its lock. A root
+// without /run is no node's that runs.
+func (o Options) lock() (end func(), err error) {
+	path := o.at(lockFile)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return func() {}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	mine, _ := f.Stat()
+	if now, serr := os.Stat(path); err == nil && (serr != nil || !os.SameFile(mine, now)) { // whose it was has removed it
+		err = unix.EWOULDBLOCK
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("another gpuckpt install or uninstall is at work on this node: run this again when it has ended: %s: %w", path, err)
+	}
+	return func() {
+		_ = os.Remove(path)
+		_ = f.Close()
+	}, nil
 }
 
 // at returns where a path of the node is for this program.

@@ -114,6 +114,20 @@ func TestPrograms(t *testing.T) {
 	}
 	same(t, "by what is installed", tree(t, root), installed)
 
+	// Two at once would have the same temporary names. What one that was killed has left locks nobody out.
+	put(t, filepath.Join(root, lockFile), "", 0o600)
+	lock, err := os.Open(filepath.Join(root, lockFile))
+	if err != nil || unix.Flock(int(lock.Fd()), unix.LOCK_EX) != nil {
+		t.Fatal(err)
+	}
+	_, err = Install(t.Context(), o)
+	if _, uerr := Uninstall(t.Context(), o); err == nil || uerr == nil || !strings.Contains(err.Error(), "another gpuckpt install or uninstall is at work on this node") {
+		t.Errorf("a second one at once: %v, %v", err, uerr)
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+
 	o.Source = release(t, "2")
 	if r, err := Install(t.Context(), o); err != nil || len(r.Changed) != 5 { // four new, one gone
 		t.Errorf("the next version: %+v, %v", r, err)
