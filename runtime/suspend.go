@@ -39,7 +39,7 @@ func (s *Service) obey(ctx context.Context, c *container, want *suspension.Order
 	ctx = context.WithoutCancel(ctx)
 	switch {
 	case want.Suspend && c.suspended:
-		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrFailedPrecondition)
+		return fmt.Errorf("the container is suspended already: %w", errdefs.ErrAlreadyExists)
 	case want.Suspend:
 		began := time.Now()
 		err := (&suspending{pausing: pausing{s: s, c: c, read: config.For(c.annotations)}, parent: want.Spill}).run(ctx)

@@ -97,7 +97,7 @@ func orderCommand(c *cobra.Command, want client.ProcessStatus, orders func() (ma
 				answers = append(answers, ordered{id, state, ""})
 				continue
 			}
-			if all && errdefs.IsNotFound(err) { // it uses no GPU, or is not suspended
+			if all && (errdefs.IsNotFound(err) || errdefs.IsAlreadyExists(err)) { // it uses no GPU, or is there already
 				answers = append(answers, ordered{id, "left", err.Error()})
 				words += fmt.Sprintf("left %s: %v\n", id, err)
 				left = append(left, fmt.Errorf("%s %s: %w", cmd.Name(), id, err))

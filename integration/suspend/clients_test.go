@@ -164,7 +164,7 @@ func TestSharedMemory(t *testing.T) {
 	k.Process(1).Expect(t, "count", "104")
 }
 
-// A pod's containers are named by its name in each command that takes containers. One without CUDA is left.
+// A pod's containers are named by its name in each command that takes containers. One without CUDA is left, and one that is suspended already.
 func TestPod(t *testing.T) {
 	results.Add(t)
 	var both []*harness.Container
@@ -194,7 +194,16 @@ func TestPod(t *testing.T) {
 			harness.Says(t, gpuckpt(t, shared, "suspend", "--pod", "team/trainer", "second"), "no container second of the pod team/trainer runs")
 		}
 	}
-	for _, order := range []string{"suspend", "resume"} {
+	if err := gpuckpt(t, shared, "suspend", "--pod", "trainer", "second"); err != nil {
+		t.Fatal(err)
+	}
+	isPaused(t, shared, both[0], false)
+	isPaused(t, shared, both[1], true)
+	// Its shim lives, so there is nothing to undo.
+	if err := gpuckpt(t, shared, "recover", "--pod", "team/trainer"); err != nil {
+		t.Error(err)
+	}
+	for _, order := range []string{"suspend", "resume"} { // the first one leaves the second container
 		var told struct {
 			Containers []struct{ Container, State, Why string }
 		}
@@ -204,16 +213,7 @@ func TestPod(t *testing.T) {
 		for _, k := range both {
 			isPaused(t, shared, k, order == "suspend")
 		}
-	}
-	harness.Says(t, gpuckpt(t, shared, "resume", "--pod", "team/trainer"), both[0].ID+": ", "is not suspended")
-	if err := gpuckpt(t, shared, "suspend", "--pod", "trainer", "second"); err != nil {
-		t.Fatal(err)
-	}
-	isPaused(t, shared, both[0], false)
-	isPaused(t, shared, both[1], true)
-	// Its shim lives, so there is nothing to undo.
-	if err := gpuckpt(t, shared, "recover", "--pod", "team/trainer"); err != nil {
-		t.Error(err)
+		harness.Says(t, gpuckpt(t, shared, order, "--pod", "team/trainer"), both[0].ID+": ", map[string]string{"suspend": "is suspended already", "resume": "is not suspended"}[order])
 	}
 	var told []struct{ Container, Operation string }
 	if err := shared.Gpuckpt(t.Context(), &told, "report", "--namespace", shared.Namespace(), "--pod", "team/trainer", "first"); err != nil || len(told) != 2 || told[0].Container != both[0].ID || told[1].Operation != "resume" {
