@@ -6,8 +6,10 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -35,6 +37,9 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	times, err := cron.ParseStandard(s.Spec.Schedule)
+	if every, derr := time.ParseDuration(strings.TrimPrefix(s.Spec.Schedule, "@every ")); derr == nil && every < time.Second { // cron makes it a second
+		err = errors.New("@every takes at least a second")
+	}
 	var pods labels.Selector
 	if err == nil {
 		pods, err = metav1.LabelSelectorAsSelector(s.Spec.Selector)

@@ -64,9 +64,10 @@ func renderAll(t *testing.T, values string) (map[string]string, error) {
 
 // schema is what a definition says of a field.
 type schema struct {
-	Description string
-	Properties  map[string]schema
-	Items       *schema
+	Type, Description string
+	Minimum, Maximum  int
+	Properties        map[string]schema
+	Items             *schema
 }
 
 func (s schema) explained(t *testing.T, path string) {
@@ -77,6 +78,9 @@ func (s schema) explained(t *testing.T, path string) {
 	for name, field := range s.Properties {
 		if field.Description == "" && field.Properties == nil {
 			t.Errorf("%s.%s has no description", path, name)
+		}
+		if field.Type == "integer" && strings.Contains(path, " spec") && (field.Minimum < 1 || field.Maximum == 0) { // 0 is the default
+			t.Errorf("%s.%s has no bounds", path, name)
 		}
 		field.explained(t, path+"."+name)
 	}
