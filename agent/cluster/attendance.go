@@ -197,10 +197,10 @@ func (r *attendance) alone(ctx context.Context, k *api.Checkpoint) (*api.Failure
 	}
 	state := "it has no pod there"
 	for _, a := range agents.Items {
-		if a.Spec.NodeName != node || a.DeletionTimestamp != nil {
+		if a.Spec.NodeName != node {
 			continue
 		}
-		if is(&a, corev1.PodReady) {
+		if is(&a, corev1.PodReady) { // one that is replaced works on while a hook waits
 			return nil, nil
 		}
 		state = fmt.Sprintf("its pod %s there is not ready", a.Name)

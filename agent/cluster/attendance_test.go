@@ -29,6 +29,8 @@ func agentOn(nodeName string, ready corev1.ConditionStatus) *corev1.Pod {
 // A Checkpoint whose pod has no node, or whose node has no agent, says at once what it waits for, and
 // fails after a while. Every other one is left to the agents.
 func TestAttendance(t *testing.T) {
+	leaving := agentOn("here", corev1.ConditionTrue)
+	leaving.Finalizers, leaving.DeletionTimestamp = []string{"t/t"}, new(metav1.NewTime(start))
 	for _, c := range []struct {
 		name   string
 		pod    *corev1.Pod
@@ -50,6 +52,7 @@ func TestAttendance(t *testing.T) {
 		{name: "no pod", reason: "PodNotFound", limit: time.Nanosecond, says: "no pod job in the namespace ns"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
+		{name: "in the middle, and the agent ends after it", pod: running("job", "here"), agent: leaving, status: api.Status{Phase: api.Running, Node: "here"}},
 		{name: "no node has room", pod: pending(corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available"}), limit: unscheduled, reason: api.NotScheduled, says: "the pod job is on no node yet: 0/3 nodes are available"},
 		{name: "no scheduler", pod: pending(), limit: unscheduled, reason: api.NotScheduled, says: "no scheduler has said why"},
 		{name: "over", pod: running("job", "here"), status: api.Status{Phase: api.Succeeded}},
