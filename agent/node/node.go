@@ -83,7 +83,8 @@ type Wanted struct {
 // images are in the node's containerd then, also those that could not be pushed. On an error all
 // containers are as they were, and there is no image, unless the error says that they are complete.
 func (n Node) Checkpoint(ctx context.Context, w Wanted) ([]Captured, error) {
-	bound, cancel := context.WithTimeout(ctx, cmp.Or(w.Limit, longest))
+	limit := cmp.Or(w.Limit, longest)
+	bound, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it was not complete within %s, its timeoutSeconds or what was left of the pod's grace period", limit))
 	defer cancel()
 	var made struct{ Containers []Captured }
 	args := append([]string{"checkpoint", "--pod", w.Namespace + "/" + w.Pod, "--image", w.Image, "--push", w.Target, "--leave-running"}, w.Containers...)
@@ -143,7 +144,7 @@ func (n Node) Taken(ctx context.Context, prefix string) (taken []Captured, err e
 
 // push pushes an image that is in containerd. What is returned is nil on an error.
 func (n Node) push(ctx context.Context, image, target string, w Wanted) (*Pushed, error) {
-	ctx, cancel := context.WithTimeout(ctx, longest)
+	ctx, cancel := context.WithTimeoutCause(ctx, longest, fmt.Errorf("the push was not complete within %s", longest))
 	defer cancel()
 	var pushed Pushed
 	if err := n.gpuckpt(ctx, w.Credentials, w.Progress, &pushed, n.registry([]string{"image", "push", "containerd:" + image, target})...); err != nil {
@@ -197,6 +198,9 @@ func (n Node) gpuckpt(ctx context.Context, credentials []byte, progress func(don
 		} else {
 			err = fmt.Errorf("gpuckpt %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(errs.rest.Bytes()))
 		}
+	}
+	if err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) { // else its words are of the signal
+		err = fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
 	if answer == nil || err != nil && out.Len() == 0 {
 		return err
@@ -288,8 +292,11 @@ func (n Node) program() (string, error) {
 	if err == nil {
 		err = json.Unmarshal(data, &record)
 	}
-	if err != nil || record.Prefix == "" {
-		return "", fmt.Errorf("gpuckpt is not installed on this node: %w", err)
+	if err == nil && record.Prefix == "" {
+		err = errors.New("the record of the installation names no prefix")
+	}
+	if err != nil {
+		return "", fmt.Errorf("gpuckpt is not installed on this node: see its pod of the DaemonSet gpuckpt-node: %w", err)
 	}
 	return filepath.Join(record.Prefix, "bin", "gpuckpt"), nil
 }

@@ -83,6 +83,18 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// One that takes too long says so, and not what the signal did.
+func TestTooLong(t *testing.T) {
+	n := standIn(t, `trap 'echo "{\"error\": \"context canceled\"}" >&2; exit 1' TERM
+while :; do sleep 0.05; done
+`)
+	w := wanted
+	w.Limit = 3 * time.Second // in which the script is to begin
+	if _, err := n.Checkpoint(t.Context(), w); err == nil || !strings.HasPrefix(err.Error(), "it was not complete within 3s") {
+		t.Error(err)
+	}
+}
+
 // The limit is the checkpoint's. What is not in the registry by then is sent all the same.
 func TestPushGoesOn(t *testing.T) {
 	n := standIn(t, `case "$ALL" in
