@@ -555,7 +555,7 @@ func scaleOut(t *testing.T, k objects) {
 func (k objects) testMigration(t *testing.T) {
 	pod := apply(t, k.n, "traveller", counter{})
 	expect(t, pod, counterPort, "101")
-	k.make(t, "Migration", "arrived", "pod: traveller, nodeSelector: {zone: b}")
+	k.make(t, "Migration", "arrived", "pod: traveller, deleteFirst: true, nodeSelector: {zone: b}")
 	removed(t, k.n, "arrived")
 	k.kubectl(t, "wait", "--for=condition=Complete", "migration/arrived", "--timeout=180s")
 	moved, err := k.other.WaitReady(t.Context(), "arrived")
