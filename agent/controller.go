@@ -379,7 +379,7 @@ func (c *controller) ends(ctx context.Context, k *api.Checkpoint) bool {
 	err := patiently(ctx, func() error {
 		return c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &now)
 	})
-	return err != nil || now.UID != k.Status.PodUID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed || api.Ending(&now) != ""
+	return err != nil || now.UID != k.Status.PodUID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed
 }
 
 // write writes the status of a Checkpoint. over says that somebody has said before what came of it.

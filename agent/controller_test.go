@@ -211,6 +211,7 @@ func TestController(t *testing.T) {
 			if c.ends {
 				c.pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
 				c.pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
+				c.pod.DeletionTimestamp, c.pod.Finalizers = new(metav1.Now()), []string{"t/t"}
 			}
 			if k.Status.Phase == "" && k.Status.Node == "" && k.Status.Conditions == nil {
 				k.Status.Node = "here"

@@ -68,9 +68,9 @@ func Short(name string) string {
 }
 
 // Ending returns what is to be done for a pod that ends and says so in its annotations: nothing, or
-// DoCheckpoint or DoMigrate.
+// DoCheckpoint or DoMigrate. One that is only to be evicted may run on for long, and be checkpointed too early.
 func Ending(p *corev1.Pod) string {
-	if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+	if p.DeletionTimestamp == nil || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return ""
 	}
 	for _, c := range p.Status.Conditions {
@@ -79,8 +79,5 @@ func Ending(p *corev1.Pod) string {
 			return p.Annotations[OnEviction]
 		}
 	}
-	if p.DeletionTimestamp != nil {
-		return p.Annotations[OnDeletion]
-	}
-	return ""
+	return p.Annotations[OnDeletion]
 }

@@ -143,6 +143,7 @@ func TestQueued(t *testing.T) {
 func evicted(pod *corev1.Pod) *corev1.Pod {
 	pod.Annotations = map[string]string{api.OnEviction: api.DoCheckpoint}
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
+	pod.DeletionTimestamp, pod.Finalizers = new(metav1.NewTime(start)), []string{"t/t"}
 	return pod
 }
 

@@ -35,7 +35,7 @@ func TestEnding(t *testing.T) {
 		made        string
 	}{
 		{name: "evicted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
-		{name: "before it is deleted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, made: "Checkpoint"},
+		{name: "its deletion may be refused", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted},
 		{name: "to go on elsewhere", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, made: "Migration"},
 		{name: "a Deployment's", annotations: map[string]string{api.OnEviction: "migrate"}, conditions: disrupted, deleted: true, owned: true, made: "Checkpoint"},
 		{name: "deleted", annotations: map[string]string{api.OnEviction: "checkpoint"}, deleted: true},
@@ -68,13 +68,9 @@ func TestEnding(t *testing.T) {
 			var checkpoint api.Checkpoint
 			var migration api.Migration
 			made := ""
-			seconds := int64(0)
-			if c.deleted {
-				seconds = 2
-			}
 			if k.get("job-12345678", &checkpoint) {
 				made = "Checkpoint"
-				if s := checkpoint.Spec; s.Pod != "job" || s.Repository != "r/job" || s.Tag != "current" || s.PushSecret != "s" || s.TimeoutSeconds != seconds {
+				if s := checkpoint.Spec; s.Pod != "job" || s.Repository != "r/job" || s.Tag != "current" || s.PushSecret != "s" || s.TimeoutSeconds != 2 {
 					t.Errorf("%+v", s)
 				}
 			}
@@ -95,26 +91,21 @@ func TestEnding(t *testing.T) {
 }
 
 // A pod that ends says that it may not be checkpointed, whether its Checkpoint, its Migration or the
-// Checkpoint of that is refused: its preStop hook waits for no more. One that may run on is asked for again.
+// Checkpoint of that is refused: its preStop hook waits for no more.
 func TestEndingRefused(t *testing.T) {
 	for _, c := range []struct {
 		what, refused string
-		deleted       bool
 		says          bool
 	}{
-		{"checkpoint", "Checkpoint", true, true},
-		{"migrate", "Migration", true, true},
-		{"migrate", "Checkpoint", true, true},
-		{"checkpoint", "Checkpoint", false, false},
-		{"checkpoint", "Migration", true, false},
+		{"checkpoint", "Checkpoint", true},
+		{"migrate", "Migration", true},
+		{"migrate", "Checkpoint", true},
+		{"checkpoint", "Migration", false},
 	} {
 		pod := running("job", "here")
 		pod.Annotations = map[string]string{api.OnEviction: c.what, api.Repository: "r/job"}
 		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}}
-		if c.deleted {
-			at := metav1.NewTime(start.Add(time.Minute))
-			pod.DeletionTimestamp, pod.Finalizers = &at, []string{"t/t"}
-		}
+		pod.DeletionTimestamp, pod.Finalizers = new(metav1.NewTime(start.Add(time.Minute))), []string{"t/t"}
 		k := newTest(t, pod)
 		k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
 			Create: func(ctx context.Context, to client.WithWatch, o client.Object, opts ...client.CreateOption) error {

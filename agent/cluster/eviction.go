@@ -51,9 +51,6 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err): // no repository, or none that is one
 		why := api.Text(fmt.Sprintf("it ends without a checkpoint: %v", err))
 		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", why)
-		if pod.DeletionTimestamp == nil { // it may run on, and be allowed one when it ends
-			return ctrl.Result{}, nil
-		}
 		return ctrl.Result{}, r.refuse(ctx, &pod, why)
 	case err != nil:
 		return ctrl.Result{}, err
@@ -62,11 +59,7 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	return ctrl.Result{}, nil
 }
 
-// left is how many seconds the pod has left, at least 1. 0 is no limit of the pod's, which nobody has
-// deleted yet.
+// left is how many seconds the pod has left, at least 1.
 func (r *endings) left(pod *corev1.Pod) int64 {
-	if pod.DeletionTimestamp == nil {
-		return 0
-	}
 	return min(max(int64(math.Ceil(pod.DeletionTimestamp.Sub(r.now()).Seconds())), 1), 3600)
 }
