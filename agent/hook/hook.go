@@ -138,7 +138,7 @@ func hooked(pod *corev1.Pod, path string) bool {
 // checkpointed waits until the Checkpoint of a pod is over, or the controller says that none is made.
 func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 	key := client.ObjectKey{Namespace: pod.Namespace, Name: api.EvictionName(pod.Name, string(pod.UID))}
-	for {
+	for made := false; ; {
 		var k api.Checkpoint
 		err := s.Cluster.Get(ctx, key, &k)
 		if client.IgnoreNotFound(err) != nil && (!api.Passes(err) || ctx.Err() != nil) {
@@ -149,6 +149,9 @@ func (s *Server) checkpointed(ctx context.Context, pod *corev1.Pod) error {
 		}
 		if err == nil && k.Status.Phase == api.Failed {
 			return fmt.Errorf("the pod %s ends without a checkpoint: %s", key, k.WhyFailed())
+		}
+		if made = made || err == nil; made && apierrors.IsNotFound(err) {
+			return fmt.Errorf("the pod %s ends without a checkpoint: its Checkpoint was deleted", key)
 		}
 		var now corev1.Pod
 		if apierrors.IsNotFound(err) && s.Cluster.Get(ctx, client.ObjectKeyFromObject(pod), &now) == nil && now.Annotations[api.Refused] != "" {

@@ -72,6 +72,7 @@ func TestHook(t *testing.T) {
 	}{
 		{name: "succeeds", phase: api.Succeeded, code: http.StatusOK, waits: true},
 		{name: "fails", phase: api.Failed, code: http.StatusInternalServerError, waits: true},
+		{name: "is deleted", code: http.StatusInternalServerError, waits: true},
 		{name: "is refused", phase: api.Failed, code: http.StatusInternalServerError, asks: 2, change: func(p *corev1.Pod) { p.Annotations[api.Refused] = "broken" }},
 		{name: "the API server is away", phase: api.Succeeded, code: http.StatusOK, waits: true, away: syscall.ECONNREFUSED},
 		{name: "the API server refuses", code: http.StatusInternalServerError, away: apierrors.NewForbidden(corev1.Resource("pods"), "", nil)},
@@ -141,8 +142,12 @@ func TestHook(t *testing.T) {
 				<-cluster.asked
 				<-cluster.asked
 				k.Status = api.Status{Phase: c.phase, Conditions: []metav1.Condition{{Type: api.HasFailed, Message: "broken"}}}
-				if err := cluster.Status().Update(t.Context(), k); err != nil {
-					t.Fatal(err)
+				end := cluster.Status().Update(t.Context(), k)
+				if c.phase == "" {
+					end = cluster.Delete(t.Context(), k)
+				}
+				if end != nil {
+					t.Fatal(end)
 				}
 			}
 			asked := 0
