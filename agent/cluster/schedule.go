@@ -37,7 +37,8 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	times, err := cron.ParseStandard(s.Spec.Schedule)
-	if every, derr := time.ParseDuration(strings.TrimPrefix(s.Spec.Schedule, "@every ")); derr == nil && every < time.Second { // cron makes it a second
+	// cron makes a second of less.
+	if every, wrong := time.ParseDuration(strings.TrimPrefix(s.Spec.Schedule, "@every ")); err == nil && wrong == nil && every < time.Second {
 		err = errors.New("@every takes at least a second")
 	}
 	var pods labels.Selector

@@ -164,7 +164,8 @@ func TestSharedMemory(t *testing.T) {
 	k.Process(1).Expect(t, "count", "104")
 }
 
-// A pod's containers are named by its name in each command that takes containers. One without CUDA is left, and one that is suspended already.
+// A pod's containers are named by its name in each command that takes containers. One without CUDA is left, and one that
+// is suspended already.
 func TestPod(t *testing.T) {
 	results.Add(t)
 	var both []*harness.Container
