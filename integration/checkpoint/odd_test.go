@@ -197,7 +197,7 @@ func TestReasons(t *testing.T) {
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
-		{state: "full-maps", says: "vm.max_map_count"},
+		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "signals wait for a process that may have 4"},
 		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
 	} {

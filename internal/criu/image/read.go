@@ -30,9 +30,10 @@ const (
 	// maxLarge bounds the images that say where memory goes: 15 bytes for each run of pages.
 	maxLarge = 256 << 20
 	// maxEntry bounds one entry, in bytes: decoded it may take fifty times as much memory. The
-	// largest has all seccomp filters; the kernel lets those of a thread have 256 KiB. That of
-	// a process with 65,530 mappings, the kernel's bound, has 4 MiB.
+	// largest has all seccomp filters; the kernel lets those of a thread have 256 KiB.
 	maxEntry = 6 << 20
+	// MaxMappings are as many of a process as have room in an entry, at some 66 bytes each.
+	MaxMappings = 80_000
 	// maxFiles bounds the files of a checkpoint. Each thread has an image.
 	maxFiles = 200_000
 )

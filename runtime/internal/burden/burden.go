@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -83,22 +84,23 @@ func roomIn(dir string) (uint64, error) {
 	return math.MaxUint64, nil
 }
 
-// limit bounds what all processes have of something, together.
+// limit bounds what all processes have of something, together, and one of them.
 type limit struct {
 	what  string
 	most  int
+	each  int
 	count func(pid, most int) (int, error)
 	less  string // what makes it less
 }
 
 // limits are what takes time for each: CRIU takes some 0.4 ms for a mapping. A process may have 65,530
-// mappings by default (vm.max_map_count); one of PyTorch has some 2,000. Threads are as many as a restore
+// mappings by the kernel's default (vm.max_map_count), 1,048,576 by some distributions'; one of PyTorch has some 2,000. Threads are as many as a restore
 // takes. The kernel writes a thread's groups, up to 65,536, into each look at its status.
 var limits = []limit{
-	{"threads", criu.MaxThreads, countThreads, "run fewer"},
-	{"supplementary groups of threads", 1 << 21, countGroups, "be in fewer"},
-	{"open files", 1 << 20, proc.CountFiles, "close some"},
-	{"mappings of memory", 1 << 20, proc.CountMappings, "map fewer"},
+	{"threads", criu.MaxThreads, criu.MaxThreads, countThreads, "run fewer"},
+	{"supplementary groups of threads", 1 << 21, 1 << 21, countGroups, "be in fewer"},
+	{"open files", 1 << 20, 1 << 20, proc.CountFiles, "close some"},
+	{"mappings of memory", 1 << 20, image.MaxMappings, proc.CountMappings, "map fewer"},
 }
 
 // RefuseMany refuses processes that have more of something than they can be looked at for. It takes a
@@ -137,6 +139,9 @@ func (l *limit) refuse(pids []int) error {
 		n, err := l.count(pid, left+1)
 		if err != nil && !proc.Ended(err) {
 			return fmt.Errorf("count the %s of process %s: %w", l.what, proc.Describe(pid), err)
+		}
+		if n > l.each {
+			return fmt.Errorf("process %s has more than %d %s: let it %s: %w", proc.Describe(pid), l.each, l.what, l.less, errdefs.ErrFailedPrecondition)
 		}
 		if left -= n; left < 0 {
 			return fmt.Errorf("its processes have more than %d %s together, up to process %s: let them %s: %w", l.most, l.what, proc.Describe(pid), l.less, errdefs.ErrFailedPrecondition)

@@ -38,6 +38,10 @@ func TestRefuseMany(t *testing.T) {
 		if err := l.refuse([]int{pid, pid}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), l.what+" together") {
 			t.Errorf("%s: error %v", l.what, err)
 		}
+		l.each = n / 2
+		if err := l.refuse([]int{pid}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "has more than") {
+			t.Errorf("%s of one process: error %v", l.what, err)
+		}
 		const nobody = 1 << 30
 		if err := l.refuse([]int{nobody}); err != nil {
 			t.Errorf("%s of a process that has ended: %v", l.what, err)
