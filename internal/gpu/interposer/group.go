@@ -85,8 +85,8 @@ type Parked struct {
 }
 
 // Park closes the gates of the processes' interposers, and returns the processes that have something to
-// save or to share; nil for none. Half of timeout is for the programs' calls and GPU work to end: the rest is left to those
-// who lock them if they wait for each other. If none has anything, and on an error, all interposers are
+// save or to share; nil for none. Half of timeout is for the programs' calls and GPU work to end, and the other
+// half if they share: the driver cannot have them as they are. If none has anything, and on an error, all are
 // open again, unless the error says that one could not be opened. What the processes share is taken down;
 // if it cannot be, a Parked is returned with the error, and it has a Refusal. The processes must not be frozen.
 func Park(ctx context.Context, procs cuda.Group, timeout time.Duration) (p *Parked, err error) {
@@ -121,6 +121,12 @@ func park(ctx context.Context, procs cuda.Group, all []*Interposer, timeout time
 func shut(ctx context.Context, procs cuda.Group, all []*Interposer, timeout time.Duration) (*Parked, error) {
 	p, err := new(Parked), closeGates(ctx, all, timeout/2)
 	parked, rerr := each(all, (*Interposer).read)
+	if errors.Is(err, ErrBusy) && slices.ContainsFunc(parked, func(c control) bool { return c.sharing != 0 }) {
+		if err = openAll(ctx, all, nil); err == nil {
+			err = closeGates(ctx, all, timeout/2)
+		}
+		parked, rerr = each(all, (*Interposer).read)
+	}
 	for i, c := range all {
 		now := parked[i]
 		p.shared = p.shared || now.sharing != 0

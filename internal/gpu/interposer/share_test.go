@@ -442,6 +442,34 @@ func TestSharedStopped(t *testing.T) {
 	}
 }
 
+// Processes that share have all of the time to be parked in: the driver cannot have them.
+func TestSharedIsWaitedFor(t *testing.T) {
+	exporter, importer := pair(t, build(t), ways[0])
+	if err := unix.Kill(importer.pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	procs, timeout := cuda.Group{exporter.process(), importer.process()}, 8*time.Second
+	done := make(chan error, 1)
+	go func() {
+		p, err := Park(t.Context(), procs, timeout)
+		done <- errors.Join(err, p.Refusal())
+	}()
+	select {
+	case err := <-done:
+		t.Errorf("after less than %v: %v", timeout, err)
+	case <-time.After(timeout/2 + 500*time.Millisecond):
+	}
+	if err := unix.Kill(importer.pid, unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := Open(t.Context(), procs); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A process that imports memory after the others were looked for, and before all are parked, is parked as well.
 func TestSharedMeanwhile(t *testing.T) {
 	for _, way := range ways {
