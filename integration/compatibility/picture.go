@@ -6,6 +6,9 @@ package main
 import (
 	"fmt"
 	"io/fs"
+	"path"
+	"regexp"
+	"strconv"
 	"strings"
 )
 
@@ -122,5 +125,35 @@ func pictures(results fs.FS, latest map[string]outcome) (map[string][]byte, erro
 	if err != nil {
 		return nil, err
 	}
-	return map[string][]byte{"first-answer.svg": picture(latest), "pause.svg": pause, "restore.svg": restore}, nil
+	journey, err := journeyPicture(results, latest["kubernetes/TestJourney"])
+	if err != nil {
+		return nil, err
+	}
+	return map[string][]byte{"first-answer.svg": picture(latest), "pause.svg": pause, "restore.svg": restore, "journey.svg": journey}, nil
+}
+
+// step is a line of TestJourney: how many seconds had passed, and what had come of them.
+var step = regexp.MustCompile(`([\d.]+) s  ((?:gpuckpt|its|the|a) .*)\n`)
+
+// journeyPicture draws the times of a server's way through a cluster: the log beside the results has them.
+func journeyPicture(results fs.FS, o outcome) ([]byte, error) {
+	text, err := fs.ReadFile(results, path.Join(path.Dir(o.file), "journey.txt"))
+	if err != nil {
+		return nil, err
+	}
+	var bars []bar
+	for _, m := range step.FindAllStringSubmatch(string(text), -1) {
+		seconds, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", m[0], err)
+		}
+		what, how, _ := strings.Cut(m[2], ", ")
+		class := "cold"
+		if strings.HasPrefix(how, "restored") {
+			class = "bar"
+		}
+		bars = append(bars, bar{class, what, how, seconds})
+	}
+	note := fmt.Sprintf("(%s, 4 GiB of its memory, %s)", strings.TrimPrefix(o.run.GPUs[0].Name, "NVIDIA "), o.run.Commit[:7])
+	return barPicture("Seconds from the installation in a cluster", note, bars), nil
 }
