@@ -267,6 +267,12 @@ func TestChartValues(t *testing.T) {
 	if !strings.Contains(hook, `image: "r.example/node:0.0.0"`) || !strings.Contains(hook, "--uninstall-from=gpuckpt") || render(t, "uninstallHook: false")[hooks] != "" {
 		t.Errorf("%s", hook)
 	}
+	// Of all pods, which keep what selects them.
+	for name, text := range render(t, "{podLabels: {team: a}, agent: {enabled: true}}") {
+		if pods, has := strings.Count(text, "  template:\n"), strings.Count(text, "\n        team: a\n"); pods != has || pods > strings.Count(text, "\n        app.kubernetes.io/name: gpuckpt-") {
+			t.Errorf("%s: %d of %d pods have the label:\n%s", name, has, pods, text)
+		}
+	}
 	if out := render(t, "runtimeClass: {create: false}"); out["runtimeclass.yaml"] != "" {
 		t.Error("a RuntimeClass that was not asked for")
 	}
@@ -332,6 +338,7 @@ func TestChartHasUsers(t *testing.T) {
 	}
 	for _, wrong := range []string{
 		"images: {}", "image: {digest: latest}", "agent: {enable: true}", "agent: {repositories: ['https://r.test']}", "metrics: {port: http}",
+		"podLabels: {app.kubernetes.io/name: other}", "metrics: {labels: {release: 1}}",
 		"trust: {keys: {a: no key}}", "agent: {controller: {keepKeys: month}}", "tolerations: {}", "resources: {cpu: 1}",
 	} {
 		if _, err := renderAll(t, wrong); err == nil {
@@ -479,11 +486,11 @@ func TestChartMonitoring(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := render(t, "metrics: {podMonitor: true, rules: true, dashboard: true}")["monitoring.yaml"]
+	text := render(t, "metrics: {podMonitor: true, rules: true, dashboard: true, labels: {release: prometheus}}")["monitoring.yaml"]
 	found := objects(t, text)
 	for _, name := range []string{"PodMonitor/gpuckpt-node", "PrometheusRule/gpuckpt-node", "ConfigMap/gpuckpt-dashboard"} {
-		if found[name] == "" {
-			t.Errorf("no %s", name)
+		if !strings.Contains(found[name], `"release":"prometheus"`) { // an operator that selects by it would pass it over
+			t.Errorf("no %s with the label: %s", name, found[name])
 		}
 	}
 	var dashboard struct{ Data map[string]string }

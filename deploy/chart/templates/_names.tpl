@@ -11,6 +11,14 @@ app.kubernetes.io/part-of: gpuckpt
 app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
 {{- end -}}
 
+{{- /* Labels of a pod: of the same. */ -}}
+{{- define "gpuckpt.podLabels" -}}
+app.kubernetes.io/name: {{ index . 1 }}
+{{- with (index . 0).Values.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
 {{- /* The node's configuration. Recipients and keys that the chart has are where gpuckpt install puts them. */ -}}
 {{- define "gpuckpt.config" -}}
 {{- $config := deepCopy (.Values.config | default dict) -}}
