@@ -4,12 +4,14 @@
 package localstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -92,19 +94,28 @@ func Lease(ctx context.Context, c *client.Client) (_ context.Context, release fu
 // restart is how long a containerd may be away that is restarted.
 const restart = time.Minute
 
+// gone is since when containerd has been away; zero: it was there. All that is asked for meanwhile waits until the same
+// moment: what undoes the first would otherwise wait a minute more, and so on.
+var gone atomic.Pointer[time.Time]
+
 // Outlast asks containerd for something, and once more if containerd was restarted meanwhile. What is asked
 // for must be the same when it is done twice. The error is that of the last time.
 func Outlast(ctx context.Context, c *client.Client, ask func() error) error {
 	err := ask()
 	// A stream that breaks while it is written to says EOF alone, as text.
 	if away := errdefs.IsUnavailable(err) || errdefs.IsUnknown(err) && strings.HasSuffix(err.Error(), "EOF"); !away || ctx.Err() != nil {
+		gone.Store(nil)
 		return err
 	}
-	back, cancel := context.WithTimeout(ctx, restart)
+	now := time.Now()
+	since := cmp.Or(gone.Load(), &now)
+	gone.Store(since)
+	back, cancel := context.WithDeadline(ctx, since.Add(restart))
 	defer cancel()
-	if serving, gone := c.IsServing(back); !serving {
-		return errors.Join(err, gone)
+	if serving, _ := c.IsServing(back); !serving {
+		return fmt.Errorf("containerd does not answer: %w", err)
 	}
+	gone.Store(nil)
 	return ask()
 }
 

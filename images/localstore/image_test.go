@@ -1,0 +1,44 @@
+// Copyright The gpuckpt Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package localstore
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// A containerd that is away is waited for once, and not by each step of what is undone for it.
+func TestOutlastWaitsOnce(t *testing.T) {
+	conn, err := grpc.NewClient("unix:"+filepath.Join(t.TempDir(), "nobody.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }() // nothing is sent
+	c, err := client.NewWithConn(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now().Add(-restart)
+	gone.Store(&before)
+	ctx, cancel := context.WithTimeout(t.Context(), restart/2)
+	defer cancel()
+	asked := 0
+	err = Outlast(ctx, c, func() error {
+		asked++
+		return errdefs.ErrUnavailable
+	})
+	if !errdefs.IsUnavailable(err) || asked != 1 || ctx.Err() != nil {
+		t.Errorf("asked %d times, %v, %v", asked, err, ctx.Err())
+	}
+	if err := Outlast(ctx, c, func() error { return nil }); err != nil || gone.Load() != nil {
+		t.Errorf("%v: it is there, and gone since %v", err, gone.Load())
+	}
+}
