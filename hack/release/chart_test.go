@@ -96,8 +96,11 @@ func canonical(t *testing.T, text string) string {
 	return string(data)
 }
 
-// hooks are what Helm alone runs.
-const hooks = "uninstall-hook.yaml"
+// What Helm alone runs.
+const (
+	uninstallHook = "uninstall-hook.yaml"
+	testHook      = "test-hook.yaml"
+)
 
 // withAgent are the values of the agent beside the defaults.
 const withAgent = "agent: {enabled: true}"
@@ -149,7 +152,8 @@ func TestChartIsKustomization(t *testing.T) {
 			}
 		}
 		all := render(t, c.values)
-		delete(all, hooks)
+		delete(all, uninstallHook)
+		delete(all, testHook)
 		got := objects(t, slices.Collect(maps.Values(all))...)
 		for name, object := range want {
 			if got[name] != object {
@@ -258,14 +262,25 @@ func TestChartValues(t *testing.T) {
 			}
 		}
 	}
-	hook := render(t, "image: {repository: r.example/node}")[hooks]
+	hook := render(t, "image: {repository: r.example/node}")[uninstallHook]
 	for name, object := range objects(t, hook) {
 		if !strings.Contains(object, `"helm.sh/hook":"pre-delete"`) {
 			t.Errorf("%s stays with the release", name)
 		}
 	}
-	if !strings.Contains(hook, `image: "r.example/node:0.0.0"`) || !strings.Contains(hook, "--uninstall-from=gpuckpt") || render(t, "uninstallHook: false")[hooks] != "" {
+	if !strings.Contains(hook, `image: "r.example/node:0.0.0"`) || !strings.Contains(hook, "--uninstall-from=gpuckpt") || render(t, "uninstallHook: false")[uninstallHook] != "" {
 		t.Errorf("%s", hook)
+	}
+	test := render(t, "runtimeClass: {name: gpus}")[testHook]
+	if pod := objects(t, test)["Pod/gpuckpt-test"]; !strings.Contains(pod, `"helm.sh/hook":"test"`) || !strings.Contains(pod, `"runtimeClassName":"gpus"`) {
+		t.Errorf("helm test runs %s", test)
+	}
+	policy := render(t, "{networkPolicy: true, metrics: {port: 9000}}")["networkpolicy.yaml"]
+	if p := objects(t, policy)["NetworkPolicy/gpuckpt"]; !strings.Contains(p, `"ingress":[{"ports":[{"port":9000}]}]`) {
+		t.Errorf("the policy is %s", policy)
+	}
+	if policy = render(t, "{networkPolicy: true, metrics: {port: 0}}")["networkpolicy.yaml"]; policy == "" || strings.Contains(policy, "ingress:") {
+		t.Errorf("without metrics the policy is %s", policy)
 	}
 	// Of all pods, which keep what selects them.
 	for name, text := range render(t, "{podLabels: {team: a}, agent: {enabled: true}}") {
@@ -466,7 +481,7 @@ func TestUpdate(t *testing.T) {
 	}
 	node := render(t, "")
 	for name, text := range render(t, withAgent) {
-		if name == hooks || name == "agent-crds.yaml" { // which Kustomize takes of the chart
+		if name == uninstallHook || name == testHook || name == "agent-crds.yaml" { // which Kustomize takes of the chart
 			continue
 		}
 		dir := "../../deploy/agent"

@@ -175,7 +175,12 @@ func TestDaemonSet(t *testing.T) {
 	expect(t, running, counterPort, "102")
 	gpuckpt("resume", suspended.Container("counter"))
 	expect(t, suspended, counterPort, "102")
-	if _, err := n.Checkpoint(t.Context(), "running", "counter", 0); err != nil {
+	// The kubelet may not have found yet that containerd is back.
+	within(t, "the kubelet reaches containerd", func() bool {
+		_, err = n.Checkpoint(t.Context(), "running", "counter", 0)
+		return err == nil || !strings.Contains(err.Error(), "code = Unavailable")
+	})
+	if err != nil {
 		t.Fatalf("%v\n%s", err, n.LogTail(3000))
 	}
 	expect(t, running, counterPort, "103")
@@ -219,6 +224,26 @@ func TestDaemonSet(t *testing.T) {
 	}
 	if now := kubectl("get", "pods", "--namespace", "gpuckpt", "--output", "jsonpath={.items[*].metadata.uid} {.items[*].status.containerStatuses[*].restartCount}"); now != installer+" 0" {
 		t.Errorf("the DaemonSet's pod was %s and is %s", installer, now)
+	}
+
+	// An upgrade under load.
+	if chart != "" {
+		helmed := func(args ...string) {
+			t.Helper()
+			if out, err := n.OutputEnv(t.Context(), append(n.KubectlEnv(), "HOME="+t.TempDir()), "helm", append(args, "--namespace", "gpuckpt")...); err != nil {
+				t.Fatalf("helm %q: %v\n%s", args, err, out)
+			}
+		}
+		helmed("upgrade", "gpuckpt", chart, "--reset-then-reuse-values", "--set", "config.lock_timeout=25s")
+		rolledOut()
+		if text := read(t, "/etc/gpuckpt/config.toml"); text != "lock_timeout = \"25s\"\n" {
+			t.Errorf("after the upgrade the node's configuration is %q", text)
+		}
+		helmed("test", "gpuckpt")
+		if _, err := n.Checkpoint(t.Context(), "running", "counter", 0); err != nil {
+			t.Fatalf("%v\n%s", err, n.LogTail(3000))
+		}
+		expect(t, running, counterPort, "104")
 	}
 
 	// What the chart's hook runs. A pod of this cluster could not ask the API server, which is at an
