@@ -1699,6 +1699,58 @@ static const char *waiting_poll_same(void)
 	return a || b ? strerror(a ? a : b) : "same";
 }
 
+// Threads in calls that the kernel ends with EINTR when it stops the process.
+static volatile sig_atomic_t ended;
+
+static void *wait_for_signal(void *unused)
+{
+	sigset_t all;
+	sigfillset(&all);
+	ended |= sigwaitinfo(&all, NULL) < 0;
+	return unused;
+}
+
+static void *wait_for_event(void *unused)
+{
+	struct epoll_event event;
+	ended |= epoll_wait((int)must(epoll_create1(0)), &event, 1, -1) < 0 ? 2 : 0;
+	return unused;
+}
+
+static void *wait_at_socket(void *unused)
+{
+	struct timeval limit = {50, 0};
+	int pair[2], got;
+	char text;
+	must(socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	must(setsockopt(pair[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+	while ((got = (int)recv(pair[0], &text, 1, 0)) < 0 && errno == EAGAIN)
+		;
+	ended |= got < 0 ? 4 : 0;
+	return unused;
+}
+
+static void failing_waits(void)
+{
+	pthread_t t;
+	struct sembuf down = {.sem_op = -1};
+	must(pthread_create(&t, NULL, wait_for_signal, NULL));
+	must(pthread_create(&t, NULL, wait_for_event, NULL));
+	must(pthread_create(&t, NULL, wait_at_socket, NULL));
+	a = (int)must(semget(IPC_PRIVATE, 1, 0600));
+	c = (int)must(fork());
+	if (!c)
+		_exit(semop(a, &down, 1) < 0);
+}
+
+static const char *failing_waits_same(void)
+{
+	static char says[32];
+	usleep(50000);
+	snprintf(says, sizeof says, "these have ended: %d", ended | (waitpid(c, NULL, WNOHANG) ? 8 : 0));
+	return says[18] == '0' ? "same" : says;
+}
+
 // A child whose first thread sleeps for an hour, which nobody writes the rest of.
 static void long_sleep(void)
 {
@@ -2031,6 +2083,7 @@ static const struct state {
 	{"user-namespace", user_namespace, NULL},
 	{"no-descriptors", no_descriptors, NULL},
 	{"waiting-poll", waiting_poll, waiting_poll_same},
+	{"failing-waits", failing_waits, failing_waits_same},
 	{"long-sleep", long_sleep, long_sleep_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},

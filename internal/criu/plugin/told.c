@@ -20,11 +20,11 @@
 // GPUCKPT_FREE names, in a restore, what sockets may be bound to where it is not there, as " ADDRESS:PORT". CRIU 4.2
 // sets their option IP_FREEBIND when it has bound them.
 //
-// GPUCKPT_WAITS names threads in a call that waits for a time: as " TID:CALL " the first one of a process, as
-// " TID:-CALL " others. CRIU has the call fail with EINTR where the program is left running. Here the
-// kernel goes on with it, until the same time, if no handler of a signal runs. A first thread calls again:
-// CRIU's code in it has ended by sigreturn, and the kernel then knows of no call. If that might last for more
-// than a minute longer, the call fails: it would never end where checkpoints follow each other sooner.
+// GPUCKPT_WAITS names threads in a call that waits for a time: as " TID:-CALL " those that the kernel can have go on,
+// as " TID:CALL " others, such as the first one of a process. CRIU has the call fail with EINTR where the program is
+// left running. Here the kernel goes on with it, until the same time, if no handler of a signal runs. Others call
+// again: CRIU's code in a first thread has ended by sigreturn, and the kernel then knows of no call. If that might
+// last for more than a minute longer, the call fails: it would never end where checkpoints follow each other sooner.
 //
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //

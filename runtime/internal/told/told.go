@@ -11,6 +11,7 @@
 //     not. A restore adds the watch again;
 //   - a thread in poll(2), asleep or at a futex with a time, for one that calls it again, as on ARM, where the
 //     kernel has it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect.
+//     So does the kernel itself with epoll_wait(2), or with recv(2) of a socket with SO_RCVTIMEO.
 //     Complete does that for a restore, the library for a program that is left running;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.

@@ -25,10 +25,31 @@ const (
 	callBytes                                                        = 7 // mov $N,%eax; syscall
 )
 
-// wait is a thread that waits, as it counts itself and as the host does, and the call in which it does.
+// Where a call has the time that it may last: nowhere, in one of its arguments, or in an option of its socket.
+const (
+	never = iota
+	inMilliseconds
+	inTimespec
+	receiving = unix.SO_RCVTIMEO
+	sending   = unix.SO_SNDTIMEO
+)
+
+// Calls of x86-64 that the kernel has fail with EINTR also where no handler of a signal runs, as signal(7) has it.
+var failing = map[uint64]struct{ where, argument int }{
+	232: {inMilliseconds, 4}, 281: {inMilliseconds, 4}, 441: {inTimespec, 4}, // epoll_wait, epoll_pwait, epoll_pwait2
+	65: {never, 0}, 220: {inTimespec, 4}, 128: {inTimespec, 3}, // semop, semtimedop, rt_sigtimedwait
+	208: {inTimespec, 5}, 333: {inTimespec, 5}, // io_getevents, io_pgetevents
+	0: {receiving, 1}, 19: {receiving, 1}, 45: {receiving, 1}, 47: {receiving, 1}, 299: {receiving, 1}, // read, readv, recvfrom, recvmsg, recvmmsg
+	43: {receiving, 1}, 288: {receiving, 1}, 42: {sending, 1}, // accept, accept4, connect
+	1: {sending, 1}, 20: {sending, 1}, 44: {sending, 1}, 46: {sending, 1}, 307: {sending, 1}, // write, writev, sendto, sendmsg, sendmmsg
+}
+
+// wait is a thread that waits, as it counts itself and as the host does, and the call in which it does. anew is
+// whether the kernel cannot go on with the call, and long whether it might then last for more than a minute.
 type wait struct {
 	thread, tid int
 	call        uint64
+	anew, long  bool
 }
 
 // waiting returns the threads of a process that wait. CUDA's own, such as cuda-EvtHandlr, are left to CRIU: so
@@ -42,15 +63,16 @@ func waiting(pid int) (found []wait) {
 			continue
 		}
 		call, _ := strconv.ParseUint(f[0], 10, 64)
+		anew, long := fails(pid, call, f)
 		if call == restartNumber {
 			call = calledAt(pid, f[8])
 		}
-		if call != pollNumber && call != sleepNumber && call != futexNumber && call != clockNumber {
+		if !anew && call != pollNumber && call != sleepNumber && call != futexNumber && call != clockNumber {
 			continue
 		}
 		if status, err := proc.ThreadStatus(pid, tid); err == nil && (tid == pid || !strings.HasPrefix(status.Field("Name"), "cuda")) {
 			if number, err := status.NSPID(); err == nil {
-				found = append(found, wait{number, tid, call})
+				found = append(found, wait{number, tid, call, anew, long})
 			}
 		}
 	}
@@ -65,8 +87,11 @@ func (t *Told) running() string {
 			if list.Len() > maxVariable/4 {
 				return list.String()
 			}
-			call := int64(w.call) //nolint:gosec // one of the four
-			if w.thread != process {
+			if w.long {
+				continue
+			}
+			call := int64(w.call) //nolint:gosec // one of these
+			if w.thread != process && !w.anew {
 				call = -call
 			}
 			fmt.Fprintf(&list, " %d:%d ", w.tid, call)
@@ -75,16 +100,54 @@ func (t *Told) running() string {
 	return list.String()
 }
 
-// calledAt returns the number of the call before an address, "0x7f00", 0 if it is not known.
-func calledAt(pid int, address string) uint64 {
+// fails reports whether a call, of which the file syscall has the fields, is one that fails, and whether it might last
+// for more than a minute.
+func fails(pid int, call uint64, fields []string) (anew, long bool) {
+	at, anew := failing[call]
+	argument, _ := strconv.ParseUint(fields[at.argument], 0, 64)
+	var seconds int64
+	switch at.where {
+	case inMilliseconds:
+		seconds = int64(int32(argument)) / 1000 //nolint:gosec // below 0 it has no end
+	case inTimespec:
+		var text [8]byte
+		if argument != 0 && read(pid, fields[at.argument], 0, text[:]) == nil {
+			seconds = int64(binary.LittleEndian.Uint64(text[:])) //nolint:gosec // as the kernel has it
+		}
+	case receiving, sending:
+		file, err := proc.CopyOf(pid, int(int32(argument))) //nolint:gosec // as the kernel has it
+		if err != nil {
+			return false, false
+		}
+		defer unix.Close(file)
+		t, err := unix.GetsockoptTimeval(file, unix.SOL_SOCKET, at.where)
+		if err != nil || *t == (unix.Timeval{}) {
+			return false, false // no socket, or a call that the kernel makes again
+		}
+		seconds = t.Sec
+	}
+	return anew, seconds >= 60
+}
+
+// read reads a process's memory so far from an address, "0x7f00".
+func read(pid int, address string, from int64, to []byte) error {
 	at, err := strconv.ParseInt(address, 0, 64)
-	memory, ferr := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
-	if err != nil || ferr != nil {
-		return 0
+	if err != nil {
+		return err
+	}
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return err
 	}
 	defer memory.Close()
+	_, err = memory.ReadAt(to, at+from)
+	return err
+}
+
+// calledAt returns the number of the call before an address, 0 if it is not known.
+func calledAt(pid int, address string) uint64 {
 	var code [callBytes]byte
-	if _, err = memory.ReadAt(code[:], at-callBytes); err != nil || code[0] != 0xb8 || string(code[5:]) != "\x0f\x05" {
+	if read(pid, address, -callBytes, code[:]) != nil || code[0] != 0xb8 || string(code[5:]) != "\x0f\x05" {
 		return 0
 	}
 	return uint64(binary.LittleEndian.Uint32(code[1:]))

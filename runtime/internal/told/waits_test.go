@@ -83,12 +83,15 @@ func TestWakesUp(t *testing.T) {
 
 // CRIU is told of threads that wait: of the first one with its call, of as many as a variable takes.
 func TestRunning(t *testing.T) {
-	found := Told{waits: map[int][]wait{1: {{1, 501, pollNumber}, {2, 502, futexNumber}}}}
-	if got := found.running(); got != " 501:7  502:-202 " {
+	found := Told{waits: map[int][]wait{1: {
+		{1, 501, pollNumber, false, false}, {2, 502, futexNumber, false, false},
+		{3, 503, 47, true, false}, {4, 504, 47, true, true},
+	}}}
+	if got := found.running(); got != " 501:7  502:-202  503:47 " {
 		t.Errorf("%q", got)
 	}
 	for i := range maxVariable {
-		found.waits[1] = append(found.waits[1], wait{3 + i, 503 + i, sleepNumber})
+		found.waits[1] = append(found.waits[1], wait{5 + i, 505 + i, sleepNumber, false, false})
 	}
 	if n := len(found.running()); n < maxVariable/4 || n > maxVariable/2 {
 		t.Errorf("a list of %d bytes", n)
