@@ -198,7 +198,9 @@ func TestReasons(t *testing.T) {
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
 		{state: "full-maps", says: "mappings of memory"},
-		{state: "many-signals", says: "signals wait for a process that may have 4"},
+		{state: "many-signals", says: "waiting signals, and may have 4"},
+		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
+		{state: "threads-file", says: "the kernel signals a thread for an open file"},
 		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
 	} {
 		t.Run(test.state, func(t *testing.T) {

@@ -1207,7 +1207,7 @@ static void same_number(void)
 static void *leave(void *flags)
 {
 	must(unshare((int)(long)flags));
-	a = 1;
+	a = gettid();
 	return wait_too(flags);
 }
 
@@ -1987,6 +1987,26 @@ static void many_signals(void)
 	must(setrlimit(RLIMIT_SIGPENDING, &few));
 }
 
+// A limit that came after the timer that exceeds it.
+static void timer_above_limit(void)
+{
+	struct rlimit none = {0, 0};
+	signal(SIGRTMIN, SIG_IGN);
+	timer_of(gettid());
+	must(setrlimit(RLIMIT_SIGPENDING, &none));
+}
+
+// A thread, which is not the first one, is signalled when something comes.
+static void threads_file(void)
+{
+	struct f_owner_ex owner = {.type = F_OWNER_TID};
+	int p[2];
+	thread_apart(0);
+	owner.pid = a;
+	must(pipe(p));
+	must(fcntl(p[0], F_SETOWN_EX, &owner));
+}
+
 static void without_vdso(void)
 {
 	char line[256];
@@ -2149,6 +2169,8 @@ static const struct state {
 	{"bound-group", bound_group, bound_group_same},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
+	{"timer-above-limit", timer_above_limit, NULL},
+	{"threads-file", threads_file, NULL},
 	{"without-vdso", without_vdso, without_vdso_same},
 	{"ghosts-name", ghosts_name, ghosts_name_same},
 };

@@ -168,14 +168,15 @@ func (e *Entries) core(m *criucore.CoreEntry) (string, error) {
 	}
 	const pending = 11 // RLIMIT_SIGPENDING
 	if limits := m.GetTc().GetRlimits().GetRlimits(); len(limits) > pending && !image.Without("limits") {
-		waiting := uint64(0) // for lack of room the kernel refuses real-time signals alone
+		// For lack of room the kernel refuses timers, and of signals real-time ones alone.
+		waiting := uint64(len(m.GetTc().GetTimers().GetPosix()))
 		for _, s := range slices.Concat(m.GetTc().GetSignalsS().GetSignals(), m.GetThreadCore().GetSignalsP().GetSignals()) {
 			if info := s.GetSiginfo(); len(info) >= 4 && binary.NativeEndian.Uint32(info) >= 32 {
 				waiting++
 			}
 		}
 		if most := limits[pending].GetCur(); waiting > most {
-			return "limits", fmt.Errorf("%d signals wait for a process that may have %d (ulimit -i), and CRIU restores no more: try again when it has taken them", waiting, most)
+			return "limits", fmt.Errorf("a process has %d timers and waiting signals, and may have %d (ulimit -i), and CRIU restores no more: try again when it has taken them, or raise the limit", waiting, most)
 		}
 	}
 	if label := m.GetThreadCore().GetCreds().GetLsmSockcreate(); label != "" && label != e.spec.Process.SelinuxLabel {
@@ -395,6 +396,10 @@ func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
 
 // owner compares whom the kernel signals for a file, and in whose name.
 func (e *Entries) owner(f *fown.FownEntry) error {
+	const thread = 0 // F_OWNER_TID
+	if f.GetPidType() == thread && f.GetPid() != 0 && !e.pids[strconv.FormatUint(uint64(f.GetPid()), 10)] {
+		return errors.New("the kernel signals a thread for an open file (F_SETOWN_EX), which is not the first one of its process, and CRIU cannot restore that: have the program name the process")
+	}
 	if f.GetPid() == 0 || e.attainable()&(1<<unix.CAP_SETUID) != 0 {
 		return nil
 	}

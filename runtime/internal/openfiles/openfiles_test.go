@@ -4,6 +4,7 @@
 package openfiles
 
 import (
+	"cmp"
 	"net/netip"
 	"os"
 	"reflect"
@@ -54,7 +55,7 @@ func TestParse(t *testing.T) {
 // A socket gets what another one had, and what it cannot get is named.
 func TestRestore(t *testing.T) {
 	open := func() int {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,7 +63,8 @@ func TestRestore(t *testing.T) {
 		return fd
 	}
 	had, has := open(), open()
-	if err := unix.SetsockoptInt(had, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, 9); err != nil {
+	const padding = "\x00\x00\x01\x04\x00\x00\x00\x00"
+	if err := cmp.Or(unix.SetsockoptInt(had, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, 9), unix.SetsockoptString(had, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, padding)); err != nil {
 		t.Fatal(err)
 	}
 	s := socket{fd: has, values: readOptions(had), groups: []group{{"none", netip.MustParseAddr("10.0.0.1")}}}
@@ -73,6 +75,9 @@ func TestRestore(t *testing.T) {
 	}
 	if ttl, err := unix.GetsockoptInt(has, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL); err != nil || ttl != 9 {
 		t.Errorf("the TTL is %d, %v", ttl, err)
+	}
+	if got, err := getsockopt(has, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, make([]byte, maxValue)); err != nil || string(got) != padding {
+		t.Errorf("IPV6_DSTOPTS is %q, %v", got, err)
 	}
 }
 
@@ -86,7 +91,7 @@ var others = map[int][]int{
 	},
 	unix.IPPROTO_IP:   {unix.IP_OPTIONS},
 	unix.IPPROTO_IPV6: {unix.IPV6_V6ONLY},
-	unix.IPPROTO_TCP:  {unix.TCP_CORK, unix.TCP_QUICKACK, unix.TCP_REPAIR, unix.TCP_REPAIR_QUEUE, unix.TCP_WINDOW_CLAMP},
+	unix.IPPROTO_TCP:  {unix.TCP_CORK, unix.TCP_QUICKACK, unix.TCP_REPAIR, unix.TCP_REPAIR_QUEUE},
 	unix.IPPROTO_UDP:  {unix.UDP_CORK}, unix.IPPROTO_UDPLITE: {unix.UDP_CORK},
 }
 

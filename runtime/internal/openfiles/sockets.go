@@ -99,6 +99,8 @@ var options = map[option]string{
 	{unix.IPPROTO_IPV6, unix.IPV6_RECVDSTOPTS}: "IPV6_RECVDSTOPTS", {unix.IPPROTO_IPV6, unix.IPV6_RECVPATHMTU}: "IPV6_RECVPATHMTU",
 	{unix.IPPROTO_IPV6, flowInfo}: "IPV6_FLOWINFO", {unix.IPPROTO_IPV6, flowInfoSend}: "IPV6_FLOWINFO_SEND",
 	{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_IF}: "IPV6_UNICAST_IF", {unix.IPPROTO_IPV6, unix.IPV6_ROUTER_ALERT_ISOLATE}: "IPV6_ROUTER_ALERT_ISOLATE",
+	{unix.IPPROTO_IPV6, unix.IPV6_HOPOPTS}: "IPV6_HOPOPTS", {unix.IPPROTO_IPV6, unix.IPV6_RTHDR}: "IPV6_RTHDR",
+	{unix.IPPROTO_IPV6, unix.IPV6_RTHDRDSTOPTS}: "IPV6_RTHDRDSTOPTS", {unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS}: "IPV6_DSTOPTS",
 	{unix.IPPROTO_IPV6, unix.IPV6_2292PKTINFO}:  "IPV6_2292PKTINFO",
 	{unix.IPPROTO_IPV6, unix.IPV6_2292HOPLIMIT}: "IPV6_2292HOPLIMIT", {unix.IPPROTO_IPV6, unix.IPV6_2292HOPOPTS}: "IPV6_2292HOPOPTS",
 	{unix.IPPROTO_IPV6, unix.IPV6_2292DSTOPTS}: "IPV6_2292DSTOPTS", {unix.IPPROTO_IPV6, unix.IPV6_2292RTHDR}: "IPV6_2292RTHDR",
@@ -111,7 +113,7 @@ var options = map[option]string{
 	{unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK}: "NETLINK_GET_STRICT_CHK",
 }
 
-// ofConnection are options that the kernel sets for a connection itself: a program's is that of what listens.
+// ofConnection are options that the kernel sets for a connection itself: a program's is that of another socket.
 var ofConnection = map[option]bool{{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: true, {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: true}
 
 // socket is what is noted of one, which one descriptor of it names.
@@ -129,7 +131,9 @@ func readOptions(fd int) map[option][]byte {
 	}
 	protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	kind, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
-	listens, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	const closed, listens = 7, 10
+	tcp, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	connected := err == nil && tcp.State != closed && tcp.State != listens
 	values := make(map[option][]byte)
 	for o, name := range options {
 		ip := family == unix.AF_INET || family == unix.AF_INET6
@@ -137,7 +141,7 @@ func readOptions(fd int) map[option][]byte {
 		case o.level == unix.IPPROTO_IP && !ip, o.level == unix.SOL_NETLINK && family != unix.AF_NETLINK, o.level == unix.IPPROTO_IPV6 && family != unix.AF_INET6,
 			(o.level == unix.IPPROTO_TCP || o.level == unix.IPPROTO_UDP || o.level == unix.IPPROTO_UDPLITE) && (!ip || o.level != protocol),
 			kind == unix.SOCK_STREAM && strings.Contains(name, "MULTICAST"), // it can be read, not set
-			listens == 0 && ofConnection[o]:
+			connected && ofConnection[o]:
 			continue
 		}
 		if value, err := getsockopt(fd, o.level, o.number, make([]byte, maxValue)); err == nil {
