@@ -162,7 +162,7 @@ func TestReasons(t *testing.T) {
 		{state: "path-of-socket", file: "/socket", says: "the name of a Unix socket open"},
 		{state: "watch-removed", file: "/gone", says: "a file that was removed"},
 		{state: "watch-async", says: "have the program clear them"},
-		{state: "watch-proc", says: "one of /proc or /sys"},
+		{state: "watch-proc", says: "one of /proc, /sys or /dev/pts"},
 		{state: "thread-pidfd", says: "a pidfd of a thread", machine: "pidfd_open"},
 		{state: "sealed-memfd", says: "sealed with F_SEAL_WRITE", machine: "mmap"},
 		{state: "huge-memfd", says: "MFD_HUGETLB", machine: "memfd_create"},
@@ -200,6 +200,7 @@ func TestReasons(t *testing.T) {
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
+		{state: "threads-name", says: "comm: it is of a thread that is not the first one"},
 		{state: "threads-file", says: "the kernel signals a thread for an open file"},
 		{state: "system-v", says: "an IPC namespace of its own", flags: []string{"--with-ns", "ipc:/proc/self/ns/ipc"}},
 	} {
@@ -254,7 +255,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name"} {
+	for _, state := range []string{"semaphore", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed"} {
 		t.Run(state, func(t *testing.T) {
 			k := odd(t, harness.RunSpec{}, state, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -283,6 +284,17 @@ func TestLongSleep(t *testing.T) {
 	before := answer(t, k)
 	takeCheckpoint(t, shared, k, "1")
 	if after := answer(t, k); before != "same" || after != "awake" {
+		t.Errorf("%s before, and left running %s", before, after)
+	}
+}
+
+// What waits in a terminal, and is more than could be written back, stays there in a program that is left running.
+func TestFullTerminal(t *testing.T) {
+	results.Add(t)
+	k := odd(t, harness.RunSpec{}, "full-terminal", "")
+	before := answer(t, k)
+	takeCheckpoint(t, shared, k, "1")
+	if after := answer(t, k); before != "same" || after != "same" {
 		t.Errorf("%s before, and left running %s", before, after)
 	}
 }

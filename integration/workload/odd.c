@@ -1802,6 +1802,70 @@ static const char *typed_same(void)
 	return !strcmp(line, "typed\n") ? "same" : "lost";
 }
 
+// How much can be read from a terminal, when the kernel has taken what was written.
+static int waits(int terminal, int expected)
+{
+	int n = 0;
+	for (int i = 0; i < 100 && !ioctl(terminal, FIONREAD, &n) && n < expected; i++)
+		usleep(1000);
+	usleep(20000);
+	must(ioctl(terminal, FIONREAD, &n));
+	return n;
+}
+
+// A line was typed and echoed, and one was printed.
+static void line_typed(void)
+{
+	char echo[16];
+	open_terminal();
+	must(write(a, "typed\n", 6));
+	must(read(a, echo, sizeof echo));
+	must(waits(b, 6) - 6);
+	c = b;
+	int typed_at = a;
+	open_terminal();
+	must(write(b, "said\n", 5));
+	b = a;
+	a = typed_at;
+}
+
+static const char *line_typed_same(void)
+{
+	if (waits(a, 0))
+		return "it is echoed again";
+	return waits(c, 6) == 6 && waits(b, 6) == 6 ? "same" : "another line";
+}
+
+// More was printed than the kernel takes back.
+static size_t printed;
+
+static void full_terminal(void)
+{
+	char text[26];
+	open_terminal();
+	for (int i = 0; i < 26; i++)
+		text[i] = (char)('a' + i);
+	must(fcntl(b, F_SETFL, O_NONBLOCK));
+	while (write(b, text, sizeof text) == sizeof text)
+		printed += sizeof text;
+}
+
+static const char *full_terminal_same(void)
+{
+	static int asked;
+	char text[4096];
+	size_t got = 0;
+	ssize_t n;
+	struct pollfd more = {a, POLLIN, 0};
+	if (!asked++) // before the checkpoint
+		return "same";
+	for (; poll(&more, 1, 200) == 1 && (n = read(a, text, sizeof text)) > 0; got += (size_t)n)
+		for (ssize_t i = 0; i < n; i++)
+			if (text[i] != (char)('a' + (got + (size_t)i) % 26))
+				return "another text";
+	return got >= printed ? "same" : "less";
+}
+
 // A child opens its terminal by its name for all, which its parent has.
 static void childs_terminal(void)
 {
@@ -2007,6 +2071,14 @@ static void threads_file(void)
 	must(fcntl(p[0], F_SETOWN_EX, &owner));
 }
 
+static void threads_name(void)
+{
+	char name[64];
+	thread_apart(0);
+	must(snprintf(name, sizeof name, "/proc/self/task/%d/comm", a));
+	must(open(name, O_RDWR));
+}
+
 static void without_vdso(void)
 {
 	char line[256];
@@ -2155,6 +2227,8 @@ static const struct state {
 	{"sent-terminal", sent_terminal, NULL},
 	{"fifo-by-name", fifo_by_name, NULL},
 	{"renewed-directory", renewed_directory, NULL},
+	{"line-typed", line_typed, line_typed_same},
+	{"full-terminal", full_terminal, full_terminal_same},
 	{"exit-signal", exit_signal, exit_signal_same},
 	{"typed", typed, typed_same},
 	{"childs-terminal", childs_terminal, childs_terminal_same},
@@ -2171,6 +2245,7 @@ static const struct state {
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},
 	{"threads-file", threads_file, NULL},
+	{"threads-name", threads_name, NULL},
 	{"without-vdso", without_vdso, without_vdso_same},
 	{"ghosts-name", ghosts_name, ghosts_name_same},
 };

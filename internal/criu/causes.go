@@ -173,7 +173,7 @@ var causes = []cause{
 
 const (
 	socketOutside   = "a program is connected to a Unix socket of a program outside of the container: close the connection before the checkpoint, such as in a hook"
-	watchesNameless = "a program watches a file that was removed, or one of /proc or /sys (inotify, fanotify), or its watches are on their way through a socket: have it end the watch before the checkpoint"
+	watchesNameless = "a program watches a file that was removed, or one of /proc, /sys or /dev/pts (inotify, fanotify), or its watches are on their way through a socket: have it end the watch before the checkpoint"
 	hugePages       = "a program has huge pages (MAP_HUGETLB, MFD_HUGETLB) that this CRIU cannot dump: close or unmap them before the checkpoint"
 	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
 	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"

@@ -28,6 +28,9 @@
 //
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //
+// What waits to be read from a terminal CRIU reads, and writes back: as it is, without an echo, and only as much as
+// fits there. CRIU 4.2 writes it as one would type or print it.
+//
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
 #define _GNU_SOURCE
@@ -49,11 +52,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
+#include <termios.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -287,6 +292,44 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 	setsockopt(fd, SOL_SOCKET, SO_BROADCAST, &off, sizeof(off));
 	errno = err;
 	return result;
+}
+
+EXPORTED ssize_t read(int fd, void *to, size_t size)
+{
+	enum { CRIUS = 16384, MOST = 4090 }; // what CRIU asks a terminal for, and more than the kernel may tell waits
+	struct termios t;
+	int waits = 0;
+
+	if (size == CRIUS && !ioctl(fd, FIONREAD, &waits) && waits >= MOST && !tcgetattr(fd, &t))
+		return errno = EAGAIN, -1;
+	return syscall(SYS_read, fd, to, size);
+}
+
+EXPORTED ssize_t write(int fd, const void *from, size_t size)
+{
+	struct termios was, plain;
+	int err = errno, before = 0, waits = 0;
+
+	if (tcgetattr(fd, &was)) {
+		errno = err;
+		return syscall(SYS_write, fd, from, size);
+	}
+	plain = was;
+	plain.c_iflag &= (tcflag_t) ~(ISTRIP | INLCR | IGNCR | ICRNL | IUCLC | IXON | PARMRK);
+	plain.c_oflag &= (tcflag_t)~OPOST;
+	plain.c_lflag &= (tcflag_t) ~(ECHO | ECHONL | ISIG | IEXTEN);
+	tcsetattr(fd, TCSANOW, &plain);
+	int slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK); // of a master alone
+	if (slave >= 0)
+		ioctl(slave, FIONREAD, &before);
+	ssize_t n = syscall(SYS_write, fd, from, size);
+	// The kernel takes what is typed a little later.
+	for (int i = 0; slave >= 0 && i < 100 && !ioctl(slave, FIONREAD, &waits) && waits - before < n; i++)
+		usleep(1000);
+	if (slave >= 0)
+		close(slave);
+	tcsetattr(fd, TCSANOW, &was);
+	return n;
 }
 
 #ifdef __x86_64__

@@ -368,12 +368,18 @@ var writable = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(clear_refs|comm|coredump_filter|oom_adj|oom_score_adj|timerslack_ns)$`)
 })
 
+// ofThread matches what a thread has in /proc. When CRIU opens files, there are first threads alone.
+var ofThread = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)/task/([0-9]+)(/|$)`) })
+
 // kernelFile refuses files of proc, sysfs and cgroups that lead elsewhere, or are open for writing:
 // a process that may write to them opens them again, but for writable ones. A directory of links of the container's own
 // processes is none: who has it open sees their numbers, and the kernel asks for the rights of who follows
 // a link (proc_pid_get_link). Their memory is none either: it is what the dump says. In a mount from outside
 // the numbers are those of other processes.
 func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
+	if at := ofThread().FindStringSubmatch(name); at != nil && e.pids[at[1]] && at[1] != at[2] && !outside {
+		return errors.New("it is of a thread that is not the first one of its process, and CRIU cannot restore that: close it before the checkpoint")
+	}
 	if at := ofProcess().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
 		if at[3] == "mem" {
 			return nil

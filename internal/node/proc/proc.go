@@ -80,7 +80,8 @@ func OpenFiles(pid int, prefix string) (map[int]string, error) {
 	files, kept := make(map[int]string), Bound(0)
 	for _, name := range names {
 		to, err := os.Readlink(filepath.Join(dir, name))
-		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile, or the process ended
+		// It was closed meanwhile, the process has ended, or the path has more than 4095 bytes, which nobody looks for.
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENAMETOOLONG) {
 			continue
 		}
 		if err != nil {

@@ -409,7 +409,9 @@ func (s System) readFiles(dir string, p *process) (err error) {
 func (s System) readFile(name, at string) (f file, err error) {
 	at = filepath.Join(s.Proc, at)
 	f.name = name
-	if f.link, err = os.Readlink(at); err != nil || !f.named() {
+	if f.link, err = os.Readlink(at); errors.Is(err, unix.ENAMETOOLONG) {
+		return f, fmt.Errorf("%s has a path of more than 4095 bytes: close it, or use a shorter one: %w", name, err)
+	} else if err != nil || !f.named() {
 		return f, err
 	}
 	st, err := s.Status(at)

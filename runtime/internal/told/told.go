@@ -13,6 +13,7 @@
 //     kernel has it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect.
 //     So does the kernel itself with epoll_wait(2), or with recv(2) of a socket with SO_RCVTIMEO.
 //     Complete does that for a restore, the library for a program that is left running;
+//   - what waits to be read from a terminal, where it is too much to be written back, for nothing;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
 //
@@ -57,6 +58,7 @@ type Told struct {
 	timers []int          // processes with such timers, as they count themselves
 	waits  map[int][]wait // threads that wait, by their processes, as both count themselves
 	limits bool           // whether there are limits that the kernel does not tell
+	ttys   bool           // whether a process has terminals
 
 	watched  []watch
 	compared int // files with watches
@@ -86,6 +88,11 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
 			t.limits = true
 		}
+		ttys, err := proc.OpenFiles(pid, "/dev/pt")
+		if err != nil && !proc.Ended(err) {
+			return nil, err
+		}
+		t.ttys = t.ttys || len(ttys) > 0
 		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
 			return nil, err
 		}
@@ -149,7 +156,7 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 	waits := t.running()
-	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits && waits == "" {
+	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits && !t.ttys && waits == "" {
 		return ctx, nil
 	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
