@@ -1646,6 +1646,9 @@ static void sent(int fd)
 }
 
 static void sent_timer(void) { sent((int)must(timerfd_create(CLOCK_MONOTONIC, 0))); }
+static void sent_socket(void) { sent((int)must(socket(AF_UNIX, SOCK_DGRAM, 0))); }
+static void own_program(void) { must(open("/proc/self/exe", O_PATH)); }
+static void terminal_by_name(void) { must(open("/dev/ptmx", O_PATH)); }
 static void sent_terminal(void) { sent((int)must(open("/dev/ptmx", O_RDWR | O_NOCTTY))); }
 
 static void fifo_by_name(void)
@@ -2224,6 +2227,9 @@ static const struct state {
 	{"removed-segment", removed_segment, removed_segment_same},
 	{"name-in-gone", name_in_gone, name_in_gone_same},
 	{"sent-timer", sent_timer, NULL},
+	{"sent-socket", sent_socket, NULL},
+	{"own-program", own_program, NULL},
+	{"terminal-by-name", terminal_by_name, NULL},
 	{"sent-terminal", sent_terminal, NULL},
 	{"fifo-by-name", fifo_by_name, NULL},
 	{"renewed-directory", renewed_directory, NULL},

@@ -153,6 +153,8 @@ var causes = []cause{
 		"a program has a pidfd of a thread (PIDFD_THREAD), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"No CTL for TTY dump"},
 		"a terminal is on its way through a socket, which CRIU cannot dump: try again when the program has received it"},
+	{[]string{"Can't obtain ptmx index"},
+		"a program has a terminal open by its name alone (O_PATH), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't obtain piped data size"},
 		"a program has a FIFO open by its name alone (O_PATH), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't get 1:39 opt"},

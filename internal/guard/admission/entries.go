@@ -48,15 +48,16 @@ type Entries struct {
 	links  map[string]bool   // symbolic links of tmpfs mounts, by their paths in the container
 	pids   map[string]bool   // processes of the dump, as the container counts
 	opened map[uint32]bool   // files that a process has open
-	sent   map[uint32]string // timers, watches and connections that no process has open, with the other end
-	ends   map[string]bool   // of TCP connections
+	byName map[uint32]bool   // files that are open by their names alone (O_PATH)
+	sent   map[uint32]string // timers, watches, connections and Unix sockets that no process has open, with the other end
+	ends   map[string]bool   // of TCP connections and Unix sockets
 	sizes  map[uint64]uint64 // of segments of System V memory
 	open   string            // a path that the spec masks and the dump does not, "" for none
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), make(map[uint64]uint64), ""}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), make(map[uint64]uint64), ""}
 	if !e.admin() && host.Direct != nil {
 		e.open = e.bare(spec.Linux.MaskedPaths, d.Mounts)
 	}
@@ -110,6 +111,9 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 		if _, ok := e.files[m.GetExeFileId()]; !ok {
 			return "exe", fmt.Errorf("the program is file %d, which has no name: CRIU does not restore one that was started from memory (memfd_create)", m.GetExeFileId())
 		}
+		if e.byName[m.GetExeFileId()] {
+			return "exe", fmt.Errorf("a program has its own file open by its name alone (O_PATH), %s, and CRIU cannot restore that: close it before the checkpoint", e.files[m.GetExeFileId()])
+		}
 		return "maps", maps(m, e.sizes)
 	case *remapfilepath.RemapFilePathEntry:
 		if _, ok := e.files[m.GetOrigId()]; !ok {
@@ -134,8 +138,8 @@ func (e *Entries) check(m proto.Message) (rule string, err error) {
 func (e *Entries) onTheirWay(p *skpacket.SkPacketEntry) error {
 	for _, scm := range p.GetScm() {
 		for _, id := range scm.GetRights() {
-			if end, ok := e.sent[id]; ok && (end == "" || e.ends[end]) {
-				return errors.New("a timer (timerfd), a watch (inotify) or a TCP connection of the container is on its way through a socket, and CRIU cannot restore one that no process has open: try again when the program has received it")
+			if end, ok := e.sent[id]; ok && (end == "" || e.ends[end] != strings.HasPrefix(end, "unix")) {
+				return errors.New("a timer (timerfd), a watch (inotify), a TCP connection of the container or a Unix socket without another end is on its way through a socket, and CRIU cannot restore one that no process has open: try again when the program has received it")
 			}
 			if name, ok := e.files[id]; ok && e.open != "" {
 				return fmt.Errorf("%s is on its way through a socket, and %s is not masked in the dump, as the spec has it: have the program receive the file first", name, e.open)
@@ -208,6 +212,10 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		e.ends[fmt.Sprint(s.SrcAddr, s.GetSrcPort(), s.DstAddr, s.GetDstPort())] = true
 		to = fmt.Sprint(s.DstAddr, s.GetDstPort(), s.SrcAddr, s.GetSrcPort())
 	}
+	if s := m.GetUsk(); s != nil && (s.GetType() == unix.SOCK_DGRAM || s.GetState() == unix.BPF_TCP_ESTABLISHED) {
+		e.ends[fmt.Sprint("unix ", s.GetIno(), s.GetPeer())] = true
+		to = fmt.Sprint("unix ", s.GetPeer(), s.GetIno())
+	}
 	if (m.GetTfd() != nil || m.GetIfy() != nil || to != "") && !e.opened[m.GetId()] {
 		e.sent[m.GetId()] = to
 	}
@@ -263,7 +271,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 	if _, twice := e.files[r.GetId()]; twice {
 		return fmt.Errorf("file %d is there twice", r.GetId())
 	}
-	e.files[r.GetId()] = name
+	e.files[r.GetId()], e.byName[r.GetId()] = name, r.GetFlags()&unix.O_PATH != 0
 	if err := cleanPath(name); err != nil {
 		return err
 	}
@@ -281,7 +289,7 @@ func (e *Entries) regular(r *regfile.RegFileEntry) error {
 	if name != at && at != "/" && !strings.HasPrefix(name, at+"/") {
 		return fmt.Errorf("%s is not on the mount %s", name, at)
 	}
-	if kernels(m) && !e.has(unix.CAP_SYS_ADMIN) {
+	if kernels(m) {
 		if err := e.kernelFile(strings.TrimPrefix(name, at), r.GetFlags(), isExternal(m)); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -379,6 +387,9 @@ var ofThread = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(
 func (e *Entries) kernelFile(name string, flags uint32, outside bool) error {
 	if at := ofThread().FindStringSubmatch(name); at != nil && e.pids[at[1]] && at[1] != at[2] && !outside {
 		return errors.New("it is of a thread that is not the first one of its process, and CRIU cannot restore that: close it before the checkpoint")
+	}
+	if e.has(unix.CAP_SYS_ADMIN) {
+		return nil
 	}
 	if at := ofProcess().FindStringSubmatch(name); at != nil && e.pids[at[1]] && !outside {
 		if at[3] == "mem" {
