@@ -393,6 +393,49 @@ static const char *first_thread_same(void)
 	return fired && !wrong ? "same" : "another thread's, or none";
 }
 
+// A timer of the processor time of a thread, as profilers have it, and that thread.
+static volatile sig_atomic_t work, counted;
+
+static void on_time(int signal)
+{
+	(void)signal;
+	counted = 1;
+}
+
+static void *work_and_rest(void *unused)
+{
+	struct sigevent e = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN};
+	struct itimerspec often = {{0, 10000000}, {0, 10000000}};
+	struct timespec now;
+	e._sigev_un._tid = gettid();
+	must(timer_create(CLOCK_THREAD_CPUTIME_ID, &e, &timer));
+	must(timer_settime(timer, 0, &often, NULL));
+	for (a = 1;; work ? 0 : usleep(1000))
+		if (work && !counted && !clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) && now.tv_sec * 1000 + now.tv_nsec / 1000000 > c + 1000)
+			work = 0;
+		else if (!work && !clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now))
+			c = (int)(now.tv_sec * 1000 + now.tv_nsec / 1000000);
+	return unused;
+}
+
+static void threads_time(void)
+{
+	pthread_t t;
+	signal(SIGRTMIN, on_time);
+	must(pthread_create(&t, NULL, work_and_rest, NULL));
+	while (!*(volatile int *)&a)
+		usleep(1000);
+}
+
+static const char *threads_time_same(void)
+{
+	counted = 0;
+	for (work = 1; work && !counted;)
+		usleep(20000); // this thread takes next to nothing
+	work = 0;
+	return counted ? "same" : "it counts another thread's";
+}
+
 static void *make_timer(void *unused)
 {
 	timer_of(gettid());
@@ -2172,6 +2215,7 @@ static const struct state {
 	{"own-overlay", own_overlay, NULL},
 	{"own-ramfs", own_ramfs, NULL},
 	{"first-thread-timer", first_thread_timer, first_thread_same},
+	{"threads-time", threads_time, threads_time_same},
 	{"ended-thread-timer", ended_thread_timer, ended_thread_same},
 	{"others-epoll", others_epoll, others_epoll_same},
 	{"system-v", system_v, NULL},

@@ -6,7 +6,8 @@
 //   - a Unix socket that is connected to a program outside of the container, for one whose other end has
 //     closed, as a TCP connection to such a program comes back;
 //   - a timer that signals the first thread of its process, which Complete then puts right in the images,
-//     and one whose thread has ended, for a timer that signals nobody;
+//     and one whose thread has ended, for a timer that signals nobody. One of a thread's processor time counts
+//     that of the thread which it signals;
 //   - an epoll that watches a file which its process has closed and another one has open, for one that does
 //     not. A restore adds the watch again;
 //   - a thread in poll(2), asleep or at a futex with a time, for one that calls it again, as on ARM, where the
@@ -43,6 +44,9 @@ import (
 
 const (
 	byThread = 4 // SIGEV_THREAD_ID
+	// The clock of a thread's processor time, as pthread_getcpuclockid has it and without the thread's number,
+	// and what the kernel says of that of who has made the timer (CLOCK_THREAD_CPUTIME_ID).
+	ofThread, ownTime = 6, 1<<32 - 2
 	// mostOthers bounds the descriptors of the machine's that are looked at, which takes a second or two:
 	// other containers may have any number of them.
 	mostOthers = 1 << 20
@@ -183,6 +187,10 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 			for _, timer := range m.GetTc().GetTimers().GetPosix() {
 				if timer.GetItSigevNotify() == byThread && timer.NotifyThreadId == nil {
 					timer.NotifyThreadId = new(int32(number))
+				}
+				// CRIU has the first thread make the timer again, whose own time it would count.
+				if id := timer.GetNotifyThreadId(); timer.GetClockId() == ownTime && timer.GetItSigevNotify() == byThread {
+					timer.ClockId = new(uint32(^id<<3 | ofThread)) //nolint:gosec // below 0, as the kernel has it
 				}
 			}
 			return nil
