@@ -186,6 +186,7 @@ func TestReasons(t *testing.T) {
 		{state: "high-netlink", says: "a netlink socket is in a group"},
 		{state: "process-directory", says: "is the directory of a process"},
 		{state: "sent-timer", says: "is on its way through a socket"},
+		{state: "high-terminal", says: "a program has the terminal 39 open, and 0 is free"},
 		{state: "sent-socket", says: "a Unix socket without another end is on its way through a socket"},
 		{state: "own-program", says: "its own file open by its name alone"},
 		{state: "terminal-by-name", says: "a terminal open by its name alone"},

@@ -1689,6 +1689,16 @@ static void sent(int fd)
 }
 
 static void sent_timer(void) { sent((int)must(timerfd_create(CLOCK_MONOTONIC, 0))); }
+// Of many terminals the last one is left.
+static void high_terminal(void)
+{
+	int all[40];
+	for (int i = 0; i < 40; i++)
+		all[i] = (int)must(open("/dev/ptmx", O_RDWR | O_NOCTTY));
+	for (int i = 0; i < 39; i++)
+		close(all[i]);
+}
+
 static void sent_socket(void) { sent((int)must(socket(AF_UNIX, SOCK_DGRAM, 0))); }
 static void own_program(void) { must(open("/proc/self/exe", O_PATH)); }
 static void terminal_by_name(void) { must(open("/dev/ptmx", O_PATH)); }
@@ -2271,6 +2281,7 @@ static const struct state {
 	{"removed-segment", removed_segment, removed_segment_same},
 	{"name-in-gone", name_in_gone, name_in_gone_same},
 	{"sent-timer", sent_timer, NULL},
+	{"high-terminal", high_terminal, NULL},
 	{"sent-socket", sent_socket, NULL},
 	{"own-program", own_program, NULL},
 	{"terminal-by-name", terminal_by_name, NULL},

@@ -52,12 +52,14 @@ type Entries struct {
 	sent   map[uint32]string // timers, watches, connections and Unix sockets that no process has open, with the other end
 	ends   map[string]bool   // of TCP connections and Unix sockets
 	sizes  map[uint64]uint64 // of segments of System V memory
+	ttys   map[uint32]bool   // numbers of terminals
+	free   uint32            // the lowest that is none of them
 	open   string            // a path that the spec masks and the dump does not, "" for none
 }
 
 // EntriesOf returns what compares the entries of a dump. Check must have accepted the dump.
 func EntriesOf(spec *specs.Spec, d *criu.Dump, host Host) *Entries {
-	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), make(map[uint64]uint64), ""}
+	e := &Entries{allowanceOf(spec, host), make(map[uint32]bool), make(map[uint32]*mnt.MntEntry), make(map[uint32]string), make(map[string]bool), make(map[string]bool), make(map[uint32]bool), make(map[uint32]bool), make(map[uint32]string), make(map[string]bool), make(map[uint64]uint64), make(map[uint32]bool), 0, ""}
 	if !e.admin() && host.Direct != nil {
 		e.open = e.bare(spec.Linux.MaskedPaths, d.Mounts)
 	}
@@ -458,8 +460,17 @@ func (e *Entries) inotify(f *fsnotify.InotifyFileEntry) error {
 	return nil
 }
 
-// terminal refuses terminals that are not pseudo terminals.
+// terminal refuses terminals that are not pseudo terminals, and those with numbers that CRIU does not get: the
+// kernel gives each the lowest one that is free, and CRIU opens at most 32 for it.
 func (e *Entries) terminal(t *tty.TtyInfoEntry) error {
+	const master, most = 5<<8 | 2, 32
+	if n := t.GetPty().GetIndex(); t.GetRdev() == master {
+		if n >= e.free+most {
+			return fmt.Errorf("a program has the terminal %d open, and %d is free: CRIU restores none that is so far above; close it before the checkpoint, or start the program anew", n, e.free)
+		}
+		for e.ttys[n] = true; e.ttys[e.free]; e.free++ {
+		}
+	}
 	major := unix.Major(uint64(t.GetRdev()))
 	if major >= 136 && major <= 143 || major == 5 {
 		return nil
