@@ -188,6 +188,7 @@ func TestReasons(t *testing.T) {
 		{state: "sent-timer", says: "is on its way through a socket"},
 		{state: "high-terminal", says: "a program has the terminal 39 open, and 0 is free"},
 		{state: "sent-socket", says: "a Unix socket without another end is on its way through a socket"},
+		{state: "waking-timer", says: "a timer that wakes the machine", flags: []string{"--cap-add", "CAP_WAKE_ALARM"}},
 		{state: "own-program", says: "its own file open by its name alone"},
 		{state: "terminal-by-name", says: "a terminal open by its name alone"},
 		{state: "sent-terminal", says: "a terminal is on its way"},

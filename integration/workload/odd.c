@@ -1304,6 +1304,7 @@ static void netlink_socket(void)
 	must(bind(a, (void *)&name, sizeof name));
 	must(setsockopt(a, SOL_NETLINK, NETLINK_EXT_ACK, &one, sizeof one));
 	b = (int)must(socket(AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT));
+	(void)socket(AF_NETLINK, SOCK_RAW, NETLINK_XFRM); // which a kernel may lack
 	netlink_was = netlink_name();
 }
 
@@ -1700,6 +1701,7 @@ static void high_terminal(void)
 }
 
 static void sent_socket(void) { sent((int)must(socket(AF_UNIX, SOCK_DGRAM, 0))); }
+static void waking_timer(void) { must(timerfd_create(CLOCK_BOOTTIME_ALARM, 0)); }
 static void own_program(void) { must(open("/proc/self/exe", O_PATH)); }
 static void terminal_by_name(void) { must(open("/dev/ptmx", O_PATH)); }
 static void sent_terminal(void) { sent((int)must(open("/dev/ptmx", O_RDWR | O_NOCTTY))); }
@@ -2283,6 +2285,7 @@ static const struct state {
 	{"sent-timer", sent_timer, NULL},
 	{"high-terminal", high_terminal, NULL},
 	{"sent-socket", sent_socket, NULL},
+	{"waking-timer", waking_timer, NULL},
 	{"own-program", own_program, NULL},
 	{"terminal-by-name", terminal_by_name, NULL},
 	{"sent-terminal", sent_terminal, NULL},

@@ -153,6 +153,8 @@ var causes = []cause{
 		"a program has a pidfd of a thread (PIDFD_THREAD), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"No CTL for TTY dump"},
 		"a terminal is on its way through a socket, which CRIU cannot dump: try again when the program has received it"},
+	{[]string{"Unknown clock type"},
+		"a program has a timer that wakes the machine (timerfd with CLOCK_BOOTTIME_ALARM, say), which CRIU cannot dump: have it use CLOCK_BOOTTIME"},
 	{[]string{"Can't obtain ptmx index"},
 		"a program has a terminal open by its name alone (O_PATH), which CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Can't obtain piped data size"},
