@@ -240,7 +240,7 @@ func (i *Image) store(ctx context.Context, group *errgroup.Group, blobs []ocispe
 	for _, d := range blobs {
 		group.Go(func() error {
 			defer left.Done()
-			err := i.src.Store(ctx, i.c.ContentStore(), d)
+			err := i.src.Store(ctx, localstore.Outlasting(i.c), d)
 			if err != nil {
 				failed.Store(true)
 			}

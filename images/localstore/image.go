@@ -113,10 +113,26 @@ func Outlast(ctx context.Context, c *client.Client, ask func() error) error {
 	back, cancel := context.WithDeadline(ctx, since.Add(restart))
 	defer cancel()
 	if serving, _ := c.IsServing(back); !serving {
-		return fmt.Errorf("containerd does not answer: %w", err)
+		return fmt.Errorf("containerd has not answered for %v: %v", restart, err) //nolint:errorlint // of Unavailable its library asks again, without end
 	}
 	gone.Store(nil)
 	return ask()
+}
+
+// Outlasting returns containerd's content store, whose writers are asked for as Outlast does.
+func Outlasting(c *client.Client) content.Store { return outlasting{c.ContentStore(), c} }
+
+type outlasting struct {
+	content.Store
+	c *client.Client
+}
+
+func (s outlasting) Writer(ctx context.Context, opts ...content.WriterOpt) (w content.Writer, err error) {
+	err = Outlast(ctx, s.c, func() error {
+		w, err = s.Store.Writer(ctx, opts...)
+		return err
+	})
+	return w, err
 }
 
 // CheckName refuses what is not an image's full name, by which nobody would find it.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -35,8 +36,12 @@ func TestOutlastWaitsOnce(t *testing.T) {
 		asked++
 		return errdefs.ErrUnavailable
 	})
-	if !errdefs.IsUnavailable(err) || asked != 1 || ctx.Err() != nil {
+	if err == nil || asked != 1 || ctx.Err() != nil {
 		t.Errorf("asked %d times, %v, %v", asked, err, ctx.Err())
+	}
+	// containerd's library asks for a writer as long as it is told Unavailable.
+	if _, err := content.OpenWriter(ctx, Outlasting(c), content.WithRef("blob")); err == nil || ctx.Err() != nil {
+		t.Errorf("a writer: %v, %v", err, ctx.Err())
 	}
 	if err := Outlast(ctx, c, func() error { return nil }); err != nil || gone.Load() != nil {
 		t.Errorf("%v: it is there, and gone since %v", err, gone.Load())

@@ -46,7 +46,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
 	image := cimages.Image{Name: s.Ref, Target: s.Image}
-	fetch, err := s.handler(c.ContentStore(), client.NewImage(c, image).Platform())
+	fetch, err := s.handler(localstore.Outlasting(c), client.NewImage(c, image).Platform())
 	if err != nil {
 		return nil, nil, err
 	}
