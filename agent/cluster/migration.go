@@ -32,6 +32,8 @@ const (
 	soon = 1
 	// podRefused is the reason where the API server does not take the new pod.
 	podRefused = "NewPodRefused"
+	// oldRefused is the reason where it does not delete the old one.
+	oldRefused = "OldPodRefused"
 )
 
 // migrations does Migrations. Each step looks at what is there and does what is missing, so it does
@@ -346,13 +348,21 @@ func (r *migrations) remove(ctx context.Context, m *api.Migration, old *corev1.P
 			"kubectl taint nodes %s node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete pod %s --namespace %s --force, lets the Migration go on",
 			errWait, old.Name, m.Status.From, by.UTC().Format(time.RFC3339), m.Status.From, old.Name, old.Namespace)
 	}
+	how := []client.DeleteOption{client.Preconditions{UID: &old.UID}, client.GracePeriodSeconds(soon)}
+	switch err := r.client.Delete(ctx, old, append(how, client.DryRunAll)...); {
+	case !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err):
+	case m.Spec.DeleteFirst: // the new pod waits: without a Migration it would start whenever the old one ends
+		return api.Fail(oldRefused, "delete the old pod: %w", err)
+	default:
+		return api.Fail(oldRefused, "%w until the old pod can be deleted: %w", errWait, err)
+	}
 	if old.Annotations[api.OnDeletion] != "" {
 		delete(old.Annotations, api.OnDeletion)
 		if err := r.client.Update(ctx, old); err != nil {
 			return err
 		}
 	}
-	if err := r.client.Delete(ctx, old, client.Preconditions{UID: &old.UID}, client.GracePeriodSeconds(soon)); client.IgnoreNotFound(err) != nil {
+	if err := r.client.Delete(ctx, old, how...); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("delete the old pod: %w", err)
 	}
 	return errWait

@@ -414,6 +414,41 @@ func TestMigrationFails(t *testing.T) {
 	}
 }
 
+// A policy that keeps the old pod ends a Migration that deletes first, which takes the new pod back: nobody would know
+// of it when the old one ends. Of another one both run, and it says so. What the old pod does at its end stays.
+func TestOldPodMayNotBeDeleted(t *testing.T) {
+	for _, first := range []bool{true, false} {
+		pod := running("old", "here")
+		pod.Annotations = map[string]string{api.OnDeletion: api.DoCheckpoint}
+		k := newTest(t, pod, migration(func(s *api.MigrationSpec) { s.DeleteFirst = first }))
+		k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
+			Delete: func(ctx context.Context, to client.WithWatch, o client.Object, how ...client.DeleteOption) error {
+				if o.GetName() == "old" {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "old", errors.New("a policy"))
+				}
+				return to.Delete(ctx, o, how...)
+			},
+		})
+		k.step()
+		k.checkpointed(api.Succeeded)
+		if !first {
+			k.step()
+			k.restored()
+		}
+		m, condition := k.step(), api.Waiting
+		if first {
+			condition = api.HasFailed
+		}
+		said := meta.FindStatusCondition(m.Status.Conditions, condition)
+		if said == nil || said.Reason != oldRefused || !strings.Contains(said.Message, "a policy") || first == k.get("m", &corev1.Pod{}) {
+			t.Errorf("DeleteFirst %t: %+v", first, m.Status)
+		}
+		if k.get("old", pod); pod.Annotations[api.OnDeletion] == "" {
+			t.Errorf("DeleteFirst %t: the old pod is changed", first)
+		}
+	}
+}
+
 // Whoever else writes the status of a Migration that fails costs it neither the cause nor the end of the new pod.
 func TestMigrationFailsAmongOthers(t *testing.T) {
 	k := newTest(t, running("old", "here"), migration(nil))

@@ -271,8 +271,8 @@ func TestChartValues(t *testing.T) {
 	if !strings.Contains(hook, `image: "r.example/node:0.0.0"`) || !strings.Contains(hook, "--uninstall-from=gpuckpt") || render(t, "uninstallHook: false")[uninstallHook] != "" {
 		t.Errorf("%s", hook)
 	}
-	test := render(t, "runtimeClass: {name: gpus}")[testHook]
-	if pod := objects(t, test)["Pod/gpuckpt-test"]; !strings.Contains(pod, `"helm.sh/hook":"test"`) || !strings.Contains(pod, `"runtimeClassName":"gpus"`) {
+	test := render(t, "{runtimeClass: {name: gpus}, affinity: {nodeAffinity: {}}}")[testHook]
+	if pod := objects(t, test)["Pod/gpuckpt-test"]; !strings.Contains(pod, `"helm.sh/hook":"test"`) || !strings.Contains(pod, `"runtimeClassName":"gpus"`) || !strings.Contains(pod, "nodeAffinity") {
 		t.Errorf("helm test runs %s", test)
 	}
 	policy := render(t, "{networkPolicy: true, metrics: {port: 9000}}")["networkpolicy.yaml"]
