@@ -353,7 +353,7 @@ func TestChartHasUsers(t *testing.T) {
 	}
 	for _, wrong := range []string{
 		"images: {}", "image: {digest: latest}", "agent: {enable: true}", "agent: {repositories: ['https://r.test']}", "metrics: {port: http}",
-		"podLabels: {app.kubernetes.io/name: other}", "metrics: {labels: {release: 1}}",
+		"podLabels: {app.kubernetes.io/name: other}", "metrics: {labels: {release: 1}}", "metrics: {labels: {grafana_dashboard: '1'}}",
 		"trust: {keys: {a: no key}}", "agent: {controller: {keepKeys: month}}", "tolerations: {}", "resources: {cpu: 1}",
 	} {
 		if _, err := renderAll(t, wrong); err == nil {
