@@ -176,6 +176,10 @@ func Faults() []Fault {
 				if p.After != "" {
 					return Back, made
 				}
+				// Before the lock, which refuses a program that is stopped then.
+				if victim.Name == Program && (p.Step == "tell before" || p.Step == "hold execs" || p.Step == "pause" && p.Moment == "begin") {
+					return Through | Back, made
+				}
 				return Through, made
 			},
 		})
