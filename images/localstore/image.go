@@ -113,6 +113,9 @@ func Outlast(ctx context.Context, c *client.Client, ask func() error) error {
 	back, cancel := context.WithDeadline(ctx, since.Add(restart))
 	defer cancel()
 	if serving, _ := c.IsServing(back); !serving {
+		if ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
 		return fmt.Errorf("containerd has not answered for %v: %v", restart, err) //nolint:errorlint // of Unavailable its library asks again, without end
 	}
 	gone.Store(nil)

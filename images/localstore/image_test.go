@@ -6,6 +6,7 @@ package localstore
 import (
 	"context"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +43,12 @@ func TestOutlastWaitsOnce(t *testing.T) {
 	// containerd's library asks for a writer as long as it is told Unavailable.
 	if _, err := content.OpenWriter(ctx, Outlasting(c), content.WithRef("blob")); err == nil || ctx.Err() != nil {
 		t.Errorf("a writer: %v, %v", err, ctx.Err())
+	}
+	gone.Store(nil)
+	brief, end := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer end()
+	if err := Outlast(brief, c, func() error { return errdefs.ErrUnavailable }); err == nil || strings.Contains(err.Error(), "has not answered") {
+		t.Errorf("who asks has no more time: %v", err)
 	}
 	if err := Outlast(ctx, c, func() error { return nil }); err != nil || gone.Load() != nil {
 		t.Errorf("%v: it is there, and gone since %v", err, gone.Load())

@@ -93,9 +93,9 @@ type limit struct {
 	less  string // what makes it less
 }
 
-// limits are what takes time for each: CRIU takes some 0.4 ms for a mapping. A process may have 65,530
-// mappings by the kernel's default (vm.max_map_count), 1,048,576 by some distributions'; one of PyTorch has some 2,000. Threads are as many as a restore
-// takes. The kernel writes a thread's groups, up to 65,536, into each look at its status.
+// limits are what takes time for each: CRIU takes some 0.4 ms for a mapping. A process may have 65,530 mappings by
+// the kernel's default (vm.max_map_count), 1,048,576 by some distributions'; one of PyTorch has some 2,000. Threads
+// are as many as a restore takes. The kernel writes a thread's groups, up to 65,536, into each look at its status.
 var limits = []limit{
 	{"threads", criu.MaxThreads, criu.MaxThreads, countThreads, "run fewer"},
 	{"supplementary groups of threads", 1 << 21, 1 << 21, countGroups, "be in fewer"},

@@ -5,6 +5,8 @@ package openfiles
 
 import (
 	"cmp"
+	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"reflect"
@@ -78,6 +80,41 @@ func TestRestore(t *testing.T) {
 	}
 	if got, err := getsockopt(has, unix.IPPROTO_IPV6, unix.IPV6_DSTOPTS, make([]byte, maxValue)); err != nil || string(got) != padding {
 		t.Errorf("IPV6_DSTOPTS is %q, %v", got, err)
+	}
+}
+
+// What the kernel has set for a TCP connection is not noted of one that has ended either: no socket can be set to it.
+func TestEndedConnection(t *testing.T) {
+	listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	segment := option{unix.IPPROTO_TCP, unix.TCP_MAXSEG}
+	if _, noted := readOptions(fd)[segment]; !noted {
+		t.Error("before the connection the size of a segment is not noted")
+	}
+	to := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: listener.Addr().(*net.TCPAddr).Port}
+	if err := unix.Connect(fd, to); err != nil {
+		t.Fatal(err)
+	}
+	accepted, err := listener.AcceptTCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmp.Or(accepted.SetLinger(0), accepted.Close()); err != nil { // a reset
+		t.Fatal(err)
+	}
+	if _, err := unix.Read(fd, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Fatal(err)
+	}
+	if value, noted := readOptions(fd)[segment]; noted {
+		t.Errorf("the size of a segment is noted: %v", value)
 	}
 }
 

@@ -131,9 +131,9 @@ func readOptions(fd int) map[option][]byte {
 	}
 	protocol, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 	kind, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
-	const closed, listens = 7, 10
+	const closed, listens, unconnected = 7, 10, 536 // the last one is TCP's own size of a segment
 	tcp, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	connected := err == nil && tcp.State != closed && tcp.State != listens
+	connected := err == nil && tcp.State != listens && (tcp.State != closed || tcp.Snd_mss != unconnected) // or once was
 	values := make(map[option][]byte)
 	for o, name := range options {
 		ip := family == unix.AF_INET || family == unix.AF_INET6

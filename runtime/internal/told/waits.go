@@ -115,14 +115,19 @@ func fails(pid int, call uint64, fields []string) (anew, long bool) {
 			seconds = int64(binary.LittleEndian.Uint64(text[:])) //nolint:gosec // as the kernel has it
 		}
 	case receiving, sending:
-		file, err := proc.CopyOf(pid, int(int32(argument))) //nolint:gosec // as the kernel has it
+		fd := int(int32(argument)) //nolint:gosec // as the kernel has it
+		// To close a copy of a file may take long: what is to be written goes to its server (NFS, FUSE).
+		if link, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)); !strings.HasPrefix(link, "socket:[") {
+			return false, false
+		}
+		file, err := proc.CopyOf(pid, fd)
 		if err != nil {
 			return false, false
 		}
 		defer unix.Close(file)
 		t, err := unix.GetsockoptTimeval(file, unix.SOL_SOCKET, at.where)
 		if err != nil || *t == (unix.Timeval{}) {
-			return false, false // no socket, or a call that the kernel makes again
+			return false, false // a call that the kernel makes again
 		}
 		seconds = t.Sec
 	}

@@ -4,12 +4,15 @@
 package told
 
 import (
+	"os"
+	"strconv"
 	"testing"
 
 	corex86 "github.com/checkpoint-restore/go-criu/v8/crit/images/core-x86"
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/siginfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timer"
+	"golang.org/x/sys/unix"
 )
 
 func TestCallAgain(t *testing.T) {
@@ -95,5 +98,37 @@ func TestRunning(t *testing.T) {
 	}
 	if n := len(found.running()); n < maxVariable/4 || n > maxVariable/2 {
 		t.Errorf("a list of %d bytes", n)
+	}
+}
+
+// Of what a thread reads from, sockets alone are copied. To close a copy of another file tells its file system so: here
+// it ends this process's lock.
+func TestSocketsAloneAreCopied(t *testing.T) {
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(file.Fd(), unix.F_SETLK, &lock); err != nil {
+		t.Fatal(err)
+	}
+	if anew, _ := fails(os.Getpid(), unix.SYS_READ, []string{"0", strconv.Itoa(int(file.Fd()))}); anew {
+		t.Error("reading a file is made again")
+	}
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(socket)
+	for _, limit := range []int64{0, 9, 90} {
+		err := unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: limit})
+		anew, long := fails(os.Getpid(), unix.SYS_READ, []string{"0", strconv.Itoa(socket)})
+		if err != nil || anew != (limit > 0) || long != (limit > 60) {
+			t.Errorf("a socket with %d seconds: %v, %v, %v", limit, anew, long, err)
+		}
+	}
+	if err := unix.FcntlFlock(file.Fd(), unix.F_OFD_GETLK, &lock); err != nil || lock.Type != unix.F_WRLCK {
+		t.Errorf("the lock is %d, %v", lock.Type, err)
 	}
 }
