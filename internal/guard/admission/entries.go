@@ -215,8 +215,8 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		to = fmt.Sprint(s.DstAddr, s.GetDstPort(), s.SrcAddr, s.GetSrcPort())
 	}
 	if s := m.GetUsk(); s != nil && (s.GetType() == unix.SOCK_DGRAM || s.GetState() == unix.BPF_TCP_ESTABLISHED) {
-		e.ends[fmt.Sprint("unix ", s.GetIno(), s.GetPeer())] = true
-		to = fmt.Sprint("unix ", s.GetPeer(), s.GetIno())
+		e.ends[fmt.Sprint("unix ", s.GetPeer())] = true
+		to = fmt.Sprint("unix ", s.GetIno())
 	}
 	if (m.GetTfd() != nil || m.GetIfy() != nil || to != "") && !e.opened[m.GetId()] {
 		e.sent[m.GetId()] = to
