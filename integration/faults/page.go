@@ -48,11 +48,12 @@ after a minute. A driver that does nothing has ` + "`stall_timeout`" + `, GPU me
 `
 
 // WalkPaths are the logs of the last walks, from the root of the repository: of all, and of what the table has had since.
-// The newest also has a sample of all.
+// The newest two also have samples of all.
 var WalkPaths = []string{
 	"docs/results/2026-11-23-e59b635-software-faults/walk.txt",
 	"docs/results/2026-11-24-26b1a67-software-drain/walk.txt",
 	"docs/results/2026-11-27-6edb618-software-ways/walk.txt",
+	"docs/results/2026-11-27-f9437dd-software-walk/walk.txt",
 }
 
 // Page returns docs/internals/faults.md, with what a walk found.
@@ -108,7 +109,7 @@ func walkPart(walk []Tried) string {
 	}
 	n := tallied(walk, func(Cell) bool { return true })
 	return fmt.Sprintf(`The last walks tried %d of them on the software GPU, and %d passed. They were of the commits
-%s. Their logs are
 %s.
+Their logs: %s.
 `, n.walked, n.passed, strings.Join(commits(walk), ", "), strings.Join(logs, ",\n"))
 }
