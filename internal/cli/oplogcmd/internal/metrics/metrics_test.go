@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"net/http/httptest"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -51,6 +52,10 @@ func TestCollector(t *testing.T) {
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest("GET", "/metrics", nil))
 	text := answer.Body.String()
+	// promtool's linter.
+	if problems, err := promlint.New(strings.NewReader(text)).Lint(); err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
+	}
 	for _, line := range []string{
 		`gpuckpt_operations_total{operation="checkpoint",outcome="success"} 1`,
 		`gpuckpt_operations_total{operation="checkpoint",outcome="failure"} 1`,
