@@ -234,7 +234,7 @@ func TestDaemonSet(t *testing.T) {
 				t.Fatalf("helm %q: %v\n%s", args, err, out)
 			}
 		}
-		helmed("upgrade", "gpuckpt", chart, "--reset-then-reuse-values", "--set", "config.lock_timeout=25s")
+		helmed("upgrade", "gpuckpt", chart, "--reset-then-reuse-values", "--set", "config.lock_timeout=25s", "--set", "networkPolicy=true")
 		rolledOut()
 		if text := read(t, "/etc/gpuckpt/config.toml"); text != "lock_timeout = \"25s\"\n" {
 			t.Errorf("after the upgrade the node's configuration is %q", text)
