@@ -103,7 +103,7 @@ var gone atomic.Pointer[time.Time]
 func Outlast(ctx context.Context, c *client.Client, ask func() error) error {
 	err := ask()
 	// A stream that breaks while it is written to says EOF alone, as text.
-	if away := errdefs.IsUnavailable(err) || errdefs.IsUnknown(err) && strings.HasSuffix(err.Error(), "EOF"); !away || ctx.Err() != nil {
+	if away := errdefs.IsUnavailable(err) || errdefs.IsUnknown(err) && strings.HasSuffix(err.Error(), "EOF"); !away {
 		gone.Store(nil)
 		return err
 	}

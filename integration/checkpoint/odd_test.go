@@ -281,26 +281,21 @@ func TestBroughtBack(t *testing.T) {
 	}
 }
 
-// A long sleep that would begin anew ends in a program that is left running: by a checkpoint each half an hour
-// an hour would have no end.
-func TestLongSleep(t *testing.T) {
+// What becomes of a program that is left running, and of it alone.
+func TestLeftRunning(t *testing.T) {
 	results.Add(t)
-	k := odd(t, harness.RunSpec{}, "long-sleep", "")
-	before := answer(t, k)
-	takeCheckpoint(t, shared, k, "1")
-	if after := answer(t, k); before != "same" || after != "awake" {
-		t.Errorf("%s before, and left running %s", before, after)
-	}
-}
-
-// What waits in a terminal, and is more than could be written back, stays there in a program that is left running.
-func TestFullTerminal(t *testing.T) {
-	results.Add(t)
-	k := odd(t, harness.RunSpec{}, "full-terminal", "")
-	before := answer(t, k)
-	takeCheckpoint(t, shared, k, "1")
-	if after := answer(t, k); before != "same" || after != "same" {
-		t.Errorf("%s before, and left running %s", before, after)
+	for state, want := range map[string]string{
+		"long-sleep":    "awake", // begun anew by a checkpoint each half an hour, an hour would have no end
+		"full-terminal": "same",  // more waits there than could be written back
+	} {
+		t.Run(state, func(t *testing.T) {
+			k := odd(t, harness.RunSpec{}, state, "")
+			before := answer(t, k)
+			takeCheckpoint(t, shared, k, "1")
+			if after := answer(t, k); before != "same" || after != want {
+				t.Errorf("%s before, and left running %s, want %s", before, after, want)
+			}
+		})
 	}
 }
 

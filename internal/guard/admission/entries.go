@@ -460,8 +460,8 @@ func (e *Entries) inotify(f *fsnotify.InotifyFileEntry) error {
 	return nil
 }
 
-// terminal refuses terminals that are not pseudo terminals, and those with numbers that CRIU does not get: the
-// kernel gives each the lowest one that is free, and CRIU opens at most 32 for it.
+// terminal refuses terminals that are not pseudo terminals, and those with numbers that CRIU does not get. The kernel
+// gives out the lowest free number, and CRIU opens at most 32 terminals to reach one.
 func (e *Entries) terminal(t *tty.TtyInfoEntry) error {
 	const master, most = 5<<8 | 2, 32
 	if n := t.GetPty().GetIndex(); t.GetRdev() == master {
