@@ -19,7 +19,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +36,8 @@ var ErrEnded = errors.New("the program that fetches the checkpoint has ended")
 
 // note is one message of a Feed.
 type note struct {
-	// Roots is the first note: the roots of the image's layers, as images.OpenImage wants them.
-	Roots []string `json:"roots,omitempty"`
+	// Blobs is the first note: the directory of the blobs with GPU state, as images.OpenImage wants it.
+	Blobs string `json:"blobs,omitempty"`
 	// Arrived is the path of a file that is complete.
 	Arrived string `json:"arrived,omitempty"`
 	// Part is the path of a file whose first Bytes are there. Fewer than before mean that it is written
@@ -66,9 +65,9 @@ type Feed struct {
 // New makes a feed that serves nobody yet.
 func New() *Feed { return &Feed{more: make(chan struct{})} }
 
-// Serve serves in a directory that only root can enter, until Close. roots are those of images.OpenImage.
+// Serve serves in a directory that only root can enter, until Close. blobs is that of images.OpenImage.
 // A socket that a feed has left there is replaced.
-func (f *Feed) Serve(dir string, roots []string) error {
+func (f *Feed) Serve(dir, blobs string) error {
 	path := filepath.Join(dir, socketName)
 	var listener *net.UnixListener
 	// By a rename: at no moment is there no socket where one was, which would say that all is here.
@@ -92,7 +91,7 @@ func (f *Feed) Serve(dir string, roots []string) error {
 	f.mu.Lock()
 	f.path, f.listener, f.over = path, listener, false
 	f.mu.Unlock()
-	f.serving.Go(func() { f.serve(listener, roots) })
+	f.serving.Go(func() { f.serve(listener, blobs) })
 	return nil
 }
 
@@ -109,7 +108,7 @@ func short(dir string, do func(*net.UnixAddr) error) error {
 	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s%s", fd, socketName, begun)})
 }
 
-func (f *Feed) serve(listener *net.UnixListener, roots []string) {
+func (f *Feed) serve(listener *net.UnixListener, blobs string) {
 	for {
 		c, err := listener.AcceptUnix()
 		if err != nil {
@@ -120,15 +119,15 @@ func (f *Feed) serve(listener *net.UnixListener, roots []string) {
 		f.mu.Unlock()
 		f.serving.Go(func() {
 			defer c.Close()
-			f.send(c, roots)
+			f.send(c, blobs)
 		})
 	}
 }
 
 // send sends all notes to a Source until the last, or until it has gone.
-func (f *Feed) send(c *net.UnixConn, roots []string) {
+func (f *Feed) send(c *net.UnixConn, blobs string) {
 	out := json.NewEncoder(c)
-	if out.Encode(note{Roots: roots}) != nil {
+	if out.Encode(note{Blobs: blobs}) != nil {
 		return
 	}
 	for at := 0; ; {
@@ -167,15 +166,6 @@ func (f *Feed) Part(path string, bytes uint64) { f.tell(note{Part: path, Bytes: 
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
 
-// Retry has the feed no longer tell that it failed: what is missing is fetched again. Sources that
-// were told stay as they are.
-func (f *Feed) Retry() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	// A copy: send works on the old ones. It has sent none behind a failure, so its place is right.
-	f.notes = slices.DeleteFunc(slices.Clone(f.notes), func(n note) bool { return n.Failed != "" })
-}
-
 // closeWithin bounds the end of a Close where a Source does not read.
 const closeWithin = 10 * time.Second
 
@@ -205,8 +195,8 @@ func (f *Feed) Close() error {
 
 // Source is the other end of a Feed.
 type Source struct {
-	// Roots are the roots of the image's layers.
-	Roots []string
+	// Blobs is the directory of the blobs with GPU state.
+	Blobs string
 
 	conn *net.UnixConn
 	mu   sync.Mutex
@@ -257,7 +247,7 @@ func Open(dir string) (*Source, error) {
 	return s, nil
 }
 
-// Beside opens the source of an unpacked image whose snapshotter still fetches GPU state: its feed is
+// Beside opens the source of an unpacked image whose GPU state is still arriving: its feed is
 // beside the root of the topmost layer of the checkpoint. dirs is what images.ImageDirs returned. It
 // returns nil if there is no feed, since all is here.
 func Beside(dirs []string) (*Source, error) {
@@ -272,22 +262,22 @@ func (s *Source) begin() error {
 		return err
 	}
 	in := json.NewDecoder(s.conn)
-	if err := s.readRoots(in); err != nil {
+	if err := s.readFirst(in); err != nil {
 		return err
 	}
 	go s.listen(in)
 	return nil
 }
 
-func (s *Source) readRoots(in *json.Decoder) error {
+func (s *Source) readFirst(in *json.Decoder) error {
 	var first note
 	if err := in.Decode(&first); err != nil {
 		return err
 	}
-	if len(first.Roots) == 0 {
-		return errors.New("it says nothing of any layer")
+	if first.Blobs == "" {
+		return errors.New("it says nothing of any blob")
 	}
-	s.Roots = first.Roots
+	s.Blobs = first.Blobs
 	return nil
 }
 
@@ -334,7 +324,7 @@ func (s *Source) listen(in *json.Decoder) {
 	}
 }
 
-// Set makes the source the Arrival of all GPU state of a checkpoint of its Roots.
+// Set makes the source the Arrival of all GPU state of a checkpoint that is in its Blobs.
 func (s *Source) Set(c *images.Checkpoint) {
 	for _, a := range c.Areas() {
 		for i := range a.Location {

@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +26,7 @@ func both(t *testing.T) (*Feed, *Source) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f := serving(t, dir, "/top", "/below")
+	f := serving(t, dir, "/blobs")
 	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -36,10 +35,10 @@ func both(t *testing.T) (*Feed, *Source) {
 	return f, s
 }
 
-func serving(t *testing.T, dir string, roots ...string) *Feed {
+func serving(t *testing.T, dir, blobs string) *Feed {
 	t.Helper()
 	f := New()
-	if err := f.Serve(dir, roots); err != nil {
+	if err := f.Serve(dir, blobs); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -64,8 +63,8 @@ func await(ctx context.Context, c *images.Checkpoint, piece int) error {
 // one that arrived before another failed.
 func TestArrives(t *testing.T) {
 	f, s := both(t)
-	if !slices.Equal(s.Roots, []string{"/top", "/below"}) {
-		t.Errorf("the roots are %q", s.Roots)
+	if s.Blobs != "/blobs" {
+		t.Errorf("the blobs are in %q", s.Blobs)
 	}
 	c := of(s, "a", "b", "c")
 	f.Arrived("b")
@@ -173,7 +172,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 		said <- err
 	}()
-	if _, err := Open(dir); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "says nothing of any layer") {
+	if _, err := Open(dir); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "says nothing of any blob") {
 		t.Errorf("no feed: %v", err)
 	}
 	if err := <-said; err != nil {
@@ -222,7 +221,7 @@ func TestToldBeforeItServes(t *testing.T) {
 	f.Arrived("/a")
 	for range 2 {
 		dir := t.TempDir()
-		if err := f.Serve(dir, []string{"/top"}); err != nil {
+		if err := f.Serve(dir, "/blobs"); err != nil {
 			t.Fatal(err)
 		}
 		s, err := Open(dir)
@@ -249,18 +248,18 @@ func TestToldBeforeItServes(t *testing.T) {
 // Whatever the other side sends, the source ends with it, and whoever waits for a file that it did
 // not name gets an error.
 func FuzzSource(f *testing.F) {
-	f.Add([]byte(`{"roots":["/a","/b"]}{"arrived":"a"}{"failed":"why"}`))
-	f.Add([]byte(`{"roots":[null]}{"arrived":"b"}`))
-	f.Add([]byte(`{"roots":{}}`))
-	f.Add([]byte(`{"roots":["/a"]}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
+	f.Add([]byte(`{"blobs":"/a"}{"arrived":"a"}{"failed":"why"}`))
+	f.Add([]byte(`{"blobs":null}{"arrived":"b"}`))
+	f.Add([]byte(`{"blobs":{}}`))
+	f.Add([]byte(`{"blobs":"/a"}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := newSource()
 		in := json.NewDecoder(bytes.NewReader(sent))
-		if s.readRoots(in) != nil {
+		if s.readFirst(in) != nil {
 			return
 		}
-		if len(s.Roots) == 0 {
-			t.Fatal("no roots were taken for some")
+		if s.Blobs == "" {
+			t.Fatal("no directory was taken for one")
 		}
 		s.listen(in)
 		c := of(s, "a", "never named "+string(sent))
@@ -273,16 +272,15 @@ func FuzzSource(f *testing.F) {
 	})
 }
 
-// Beside an unpacked image, and tried again after a failure: who comes later is told of no failure,
-// and of all that has arrived. A dead feed, which says that something is missing, is replaced.
-func TestRetry(t *testing.T) {
+// Beside an unpacked image. A dead feed, which says that something is missing, is replaced.
+func TestBeside(t *testing.T) {
 	snapshot := t.TempDir()
 	dirs := []string{filepath.Join(snapshot, "fs", images.ImageDir)}
 	if s, err := Beside(dirs); s != nil || err != nil {
 		t.Fatalf("without a feed: %v, %v", s, err)
 	}
 	for range 2 {
-		f := serving(t, snapshot, "/top")
+		f := serving(t, snapshot, "/blobs")
 		first, err := Beside(dirs)
 		if err != nil {
 			t.Fatal(err)
@@ -292,20 +290,6 @@ func TestRetry(t *testing.T) {
 		f.Fail(errors.New("no more"))
 		if err := await(t.Context(), of(first, "/b"), 0); err == nil || err.Error() != "no more" {
 			t.Errorf("a failure is told as %v", err)
-		}
-		f.Arrived("/b")
-		f.Retry()
-		f.Arrived("/c")
-		second, err := Beside(dirs)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer second.Close()
-		c := of(second, "/a", "/b", "/c")
-		for i := range 3 {
-			if err := await(t.Context(), c, i); err != nil {
-				t.Errorf("file %d: %v", i, err)
-			}
 		}
 		if err := f.listener.Close(); err != nil { // it dies
 			t.Fatal(err)

@@ -210,12 +210,12 @@ func (p *picture) values(at spot, good any, paths []string) (all []value) {
 		for _, kind := range []string{
 			ocispec.MediaTypeImageIndex, ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip,
 			ocispec.MediaTypeImageLayer + "+encrypted", ocispec.MediaTypeImageLayerNonDistributable, "application/vnd.docker.distribution.manifest.v1+prettyjws", //nolint:staticcheck // others use it
-			"application/vnd.containerd.container.criu.checkpoint.criu.tar", "application/vnd.in-toto+json",
+			"application/vnd.containerd.container.criu.checkpoint.criu.tar", oci.MediaTypeGPU, "application/vnd.in-toto+json",
 		} {
 			add(kind, kind)
 		}
 	case name == annotations.Layer:
-		for _, kind := range []string{oci.LayerGPU, oci.LayerCRIU, oci.LayerRW, oci.LayerAnchor, oci.LayerBase} {
+		for _, kind := range []string{oci.LayerGPU, oci.LayerCRIU, oci.LayerRW, oci.LayerIndex, oci.LayerBase} {
 			add("kind "+kind, kind)
 		}
 	case strings.Contains(name, "restart"):
