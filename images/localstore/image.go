@@ -294,15 +294,35 @@ type applier struct {
 }
 
 // Apply unpacks a layer into mounts, and returns what it is as an archive.
-func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (made ocispec.Descriptor, err error) {
+func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
 	if d.Annotations[annotations.Layer] != oci.LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") {
 		return a.Applier.Apply(ctx, d, mounts, opts...)
 	}
-	err = mount.WithTempMount(ctx, mounts, func(root string) error {
+	var made ocispec.Descriptor
+	into := func(root string) (err error) {
 		made, err = unpackFiles(ctx, a.store, d, filepath.Join(root, checkpoint.ImageDir))
 		return err
-	})
+	}
+	if dir := upper(mounts); dir != "" {
+		err := into(dir)
+		return made, err
+	}
+	err := mount.WithTempMount(ctx, mounts, into)
 	return made, err
+}
+
+// upper returns the directory of what an overlay has above its other layers, if it is to be an overlay: while several
+// layers are unpacked at once, there are no others yet.
+func upper(mounts []mount.Mount) string {
+	if len(mounts) != 1 || mounts[0].Type != "overlay" {
+		return ""
+	}
+	for _, o := range mounts[0].Options {
+		if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+			return dir
+		}
+	}
+	return ""
 }
 
 // unpackFiles unpacks a layer of a checkpoint, files in one directory, into a directory that may be there.
