@@ -17,13 +17,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -34,7 +34,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/registry"
-	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 )
 
 // ErrWhole reports an image that cannot be restored while it arrives: pull it first.
@@ -244,15 +243,15 @@ func (i *Image) topmost(snapshotter string) (dir string, err error) {
 		return "", fmt.Errorf("look at the image's layers: %w", err)
 	}
 	defer func() { err = errors.Join(err, shots.Remove(context.WithoutCancel(i.ctx), key)) }()
-	rootfs := bundle.RootfsOf("", mount.ToProto(mounts), nil)
-	if len(mounts) != 1 || mounts[0].Type != "overlay" || rootfs.NeedsMount() {
-		return "", fmt.Errorf("the snapshotter %s has no directory for each layer: %w", snapshotter, ErrWhole)
+	if len(mounts) == 1 && mounts[0].Type == "overlay" {
+		for _, o := range mounts[0].Options {
+			if lower, ok := strings.CutPrefix(o, "lowerdir="); ok {
+				dir, _, _ = strings.Cut(lower, ":")
+				return dir, nil
+			}
+		}
 	}
-	err = rootfs.Visit(i.ctx, func(roots []string) error {
-		dir = roots[0]
-		return nil
-	})
-	return dir, err
+	return "", fmt.Errorf("the snapshotter %s has no directory for each layer: %w", snapshotter, ErrWhole)
 }
 
 // Finish waits until all is here, and gives the image its name. After an error containerd keeps for a day what came.
