@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -120,6 +121,10 @@ func (f *Feed) serve(listener *net.UnixListener, blobs string) {
 		f.serving.Go(func() {
 			defer c.Close()
 			f.send(c, blobs)
+			// Until it hangs up: it may open the files that it was told of until then.
+			if c.CloseWrite() == nil {
+				_, _ = io.Copy(io.Discard, c)
+			}
 		})
 	}
 }
@@ -166,16 +171,17 @@ func (f *Feed) Part(path string, bytes uint64) { f.tell(note{Part: path, Bytes: 
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
 
-// closeWithin bounds the end of a Close where a Source does not read.
+// closeWithin bounds the end of a Close where a Source does not read, or not hang up.
 const closeWithin = 10 * time.Second
 
-// Close ends the Serve, if there was one, and removes its socket. Serve may be called again.
+// Close ends the Serve, if there was one, and removes its socket, and waits until the Sources are closed. Serve may be
+// called again.
 func (f *Feed) Close() error {
 	f.mu.Lock()
 	listener, path := f.listener, f.path
 	f.listener, f.over = nil, true
 	for _, c := range f.sources {
-		_ = c.SetWriteDeadline(time.Now().Add(closeWithin)) // or it has gone
+		_ = c.SetDeadline(time.Now().Add(closeWithin)) // or it has gone
 	}
 	f.sources = nil
 	f.mu.Unlock()

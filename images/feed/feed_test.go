@@ -90,6 +90,7 @@ func TestArrives(t *testing.T) {
 	if err := await(t.Context(), c, 0); err != nil {
 		t.Errorf("a file that is here: %v", err)
 	}
+	s.Close()
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
@@ -129,22 +130,30 @@ func TestParts(t *testing.T) {
 	if _, err := other.AwaitEarly(t.Context(), 0, 11); err == nil || err.Error() != "gone" {
 		t.Errorf("a part that never comes: %v", err)
 	}
+	s.Close()
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// Whoever waits hears of the end of the program that fetches.
+// Whoever waits hears of the end of the program that fetches, which waits until nobody opens its files any more.
 func TestEnds(t *testing.T) {
 	f, s := both(t)
 	c := of(s, "a")
-	waiting := make(chan error)
+	waiting, closed := make(chan error), make(chan error, 1)
 	go func() { waiting <- await(t.Context(), c, 0) }()
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	go func() { closed <- f.Close() }()
 	if err := <-waiting; !errors.Is(err, ErrEnded) {
 		t.Errorf("got %v", err)
+	}
+	select {
+	case err := <-closed:
+		t.Errorf("it has ended, %v, and files may still be opened", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	s.Close()
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(f.path), "*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
@@ -195,8 +204,9 @@ func TestOpenRefuses(t *testing.T) {
 
 // A link in the place of the socket is not followed, nor is a file taken for one.
 func TestOpenFollowsNoLink(t *testing.T) {
-	f, _ := both(t)
+	f, s := both(t)
 	defer f.Close()
+	defer s.Close()
 	dir := t.TempDir()
 	if err := os.Symlink(f.path, filepath.Join(dir, socketName)); err != nil {
 		t.Fatal(err)
@@ -235,13 +245,15 @@ func TestToldBeforeItServes(t *testing.T) {
 		if _, err := c.Areas()[0].Location[1].Arrival.(images.EarlyArrival).AwaitEarly(t.Context(), 0, 10); err != nil {
 			t.Error(err)
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		closed := make(chan error, 1)
+		go func() { closed <- f.Close() }()
 		if err := await(t.Context(), of(s, "/c"), 0); !errors.Is(err, ErrEnded) {
 			t.Errorf("after the end: %v", err)
 		}
 		s.Close()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
 	}
 }
 
