@@ -36,11 +36,7 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	if err := r.client.Get(ctx, request.NamespacedName, &s); err != nil || s.DeletionTimestamp != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	times, err := cron.ParseStandard(s.Spec.Schedule)
-	// cron makes a second of less.
-	if every, wrong := time.ParseDuration(strings.TrimPrefix(s.Spec.Schedule, "@every ")); err == nil && wrong == nil && every < time.Second {
-		err = errors.New("@every takes at least a second")
-	}
+	times, err := parse(s.Spec.Schedule)
 	var pods labels.Selector
 	if err == nil {
 		pods, err = metav1.LabelSelectorAsSelector(s.Spec.Selector)
@@ -77,6 +73,18 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	changed := s.Status.Next == nil || !s.Status.Next.Time.Equal(next)
 	s.Status.Next = new(metav1.NewTime(next))
 	return ctrl.Result{RequeueAfter: next.Sub(now)}, r.say(ctx, &s, changed, metav1.ConditionTrue, "Valid", "it waits for the next time")
+}
+
+// parse returns the times of a schedule. It refuses what cron takes for a second, and where cron panics.
+func parse(schedule string) (cron.Schedule, error) {
+	if strings.Contains(schedule, "=") && !strings.Contains(schedule, " ") {
+		return nil, errors.New("there is nothing behind the time zone")
+	}
+	_, every, _ := strings.Cut(schedule, "@every ") // behind a time zone, if there is one
+	if d, err := time.ParseDuration(every); err == nil && d < time.Second {
+		return nil, errors.New("@every takes at least a second")
+	}
+	return cron.ParseStandard(schedule)
 }
 
 // say writes the status, if that has changed. Of one that is not valid there is no next time.
