@@ -400,26 +400,46 @@ func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
 	return client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID}))
 }
 
-// heirs opens the gates of pods that go on for another one, when that is gone: their Migrations may be gone by then.
+// heirs opens the gates of pods that go on for another one, when that is gone: their Migrations may be gone by then. A
+// pod whose Migration is gone before the old one was deleted it deletes: no other one looks after that. It has its
+// turns with migrations, which would delete the old one meanwhile.
 type heirs struct{ cluster }
 
 // heir reports whether a pod goes on for another one.
 func heir(pod client.Object) bool { return pod.GetAnnotations()[api.AfterAnnotation] != "" }
 
-// Reconcile is called for each change of such a pod.
+// moved reports whether a Migration has made a pod.
+func moved(pod client.Object) bool { return pod.GetAnnotations()[api.MigrationAnnotation] != "" }
+
+// Reconcile is called for each change of a pod that a Migration has made.
 func (r *heirs) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var old, fresh corev1.Pod
-	if err := r.direct.Get(ctx, request.NamespacedName, &fresh); err != nil || !heir(&fresh) || !gated(&fresh) {
+	if err := r.client.Get(ctx, request.NamespacedName, &fresh); err != nil || !gated(&fresh) || fresh.DeletionTimestamp != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	uid, name, _ := strings.Cut(fresh.Annotations[api.AfterAnnotation], "/")
-	err := r.direct.Get(ctx, client.ObjectKey{Namespace: fresh.Namespace, Name: name}, &old)
-	if client.IgnoreNotFound(err) != nil {
-		return ctrl.Result{}, err
+	if heir(&fresh) {
+		uid, name, _ := strings.Cut(fresh.Annotations[api.AfterAnnotation], "/")
+		err := r.direct.Get(ctx, client.ObjectKey{Namespace: fresh.Namespace, Name: name}, &old)
+		switch {
+		case client.IgnoreNotFound(err) != nil:
+			return ctrl.Result{}, err
+		case err != nil || string(old.UID) != uid:
+			ungate(&fresh)
+			return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
+		case old.DeletionTimestamp != nil:
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
 	}
-	if err == nil && string(old.UID) == uid {
-		return ctrl.Result{RequeueAfter: again}, nil
+	for _, from := range []client.Reader{r.client, r.direct} { // the first costs nothing, and may be behind
+		var all api.MigrationList
+		if err := from.List(ctx, &all, client.InNamespace(fresh.Namespace)); err != nil {
+			return ctrl.Result{}, err
+		}
+		if slices.ContainsFunc(all.Items, func(m api.Migration) bool {
+			return string(m.UID) == fresh.Annotations[api.MigrationAnnotation] && m.DeletionTimestamp == nil
+		}) {
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
 	}
-	ungate(&fresh)
-	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID, ResourceVersion: &fresh.ResourceVersion}))
 }

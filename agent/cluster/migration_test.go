@@ -218,6 +218,50 @@ func TestMigrationDeletesFirst(t *testing.T) {
 	}
 }
 
+// A Migration that is deleted before its controller has deleted the old pod leaves no pod with a gate; one that is
+// deleted later leaves the only pod.
+func TestMigrationDeleted(t *testing.T) {
+	for _, c := range []struct {
+		name               string
+		taken, ends, stays bool
+	}{
+		{name: "before the checkpoint, and what it has made is left"},
+		{name: "before the old pod", taken: true},
+		{name: "when the old pod ends", taken: true, ends: true, stays: true},
+	} {
+		old := running("old", "here")
+		old.Finalizers = []string{"t/t"}
+		k := newTest(t, old, migration(func(s *api.MigrationSpec) { s.DeleteFirst = true }))
+		k.step()
+		if c.taken {
+			whole := k.client
+			k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
+				Delete: func(ctx context.Context, to client.WithWatch, o client.Object, how ...client.DeleteOption) error {
+					if !c.ends { // the controller is killed here
+						return apierrors.NewServiceUnavailable("test")
+					}
+					return to.Delete(ctx, o, how...)
+				},
+			})
+			k.checkpointed(api.Succeeded)
+			if _, err := (&migrations{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); (err == nil) != c.ends {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			k.client = whole
+		}
+		k.reconcile(&heirs{k.cluster}, "m")
+		var fresh corev1.Pod
+		if !k.get("m", &fresh) || !gated(&fresh) || heir(&fresh) != c.taken {
+			t.Fatalf("%s: %+v", c.name, fresh)
+		}
+		k.must(k.client.Delete(t.Context(), migration(nil)))
+		k.reconcile(&heirs{k.cluster}, "m")
+		if k.get("m", &fresh) != c.stays || !k.get("old", old) || (old.DeletionTimestamp != nil) != c.ends {
+			t.Errorf("%s: the new pod is %+v, the old one %+v", c.name, fresh.ObjectMeta, old.ObjectMeta)
+		}
+	}
+}
+
 // Of two Migrations of one pod the second one waits for the first, and begins if that fails: the pod goes on once.
 func TestTwoMigrations(t *testing.T) {
 	for _, first := range []api.Phase{api.Succeeded, api.Failed} {
