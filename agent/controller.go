@@ -76,8 +76,8 @@ type controller struct {
 	pods sync.Map // the UIDs of pods that are being checkpointed, and the client.ObjectKeys of their Checkpoints
 }
 
-// errOver is the error of a Checkpoint that the controller has ended meanwhile.
-var errOver = errors.New("the controller has ended the Checkpoint")
+// errOver is the error of a Checkpoint that the controller has ended meanwhile, or somebody replaced.
+var errOver = errors.New("the controller has ended the Checkpoint, or it is another one")
 
 // Reconcile is called for each change of a Checkpoint, never twice at once for one.
 func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
@@ -92,7 +92,7 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	left := k.Status.Phase == api.Running
 	if left {
 		// What the agent has seen may be older than what it has done.
-		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
+		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase != api.Running {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
@@ -351,12 +351,16 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 			return nil, api.Fail("NoCredentials", "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
 		case <-time.After(look):
 		}
-		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k)
-		if err == nil && k.Status.Phase.Over() {
+		var now api.Checkpoint
+		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), &now)
+		if err == nil && (now.UID != k.UID || now.Status.Phase.Over()) {
 			return nil, errOver
 		}
 		if err != nil && !api.Passes(err) {
 			return nil, err
+		}
+		if err == nil {
+			*k = now
 		}
 	}
 	credentials, err := k.Status.Handover.Open(string(k.UID), key)
@@ -382,13 +386,14 @@ func (c *controller) ends(ctx context.Context, k *api.Checkpoint) bool {
 	return err != nil || now.UID != k.Status.PodUID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed
 }
 
-// write writes the status of a Checkpoint. over says that somebody has said before what came of it.
+// write writes the status of a Checkpoint. over says that somebody has said before what came of it, or has made another
+// one of its name.
 func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, err error) {
-	status := k.Status
+	status, uid := k.Status, k.UID
 	err = patiently(ctx, func() error {
 		err := c.client.Status().Update(ctx, k)
 		for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
-			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.Status.Phase.Over() {
+			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.UID != uid || k.Status.Phase.Over() {
 				over = err == nil
 				return err
 			}
