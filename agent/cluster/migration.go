@@ -267,6 +267,9 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 	if !metav1.IsControlledBy(&k, m) {
 		return nil, api.Fail("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
 	}
+	if uid := string(k.Status.PodUID); uid != "" && uid != m.Status.SourceUID {
+		return nil, api.Fail("PodNotFound", "the pod %s is gone: the Checkpoint %s is of another one of its name", m.Spec.Pod, k.Name)
+	}
 	if k.DeletionTimestamp != nil { // its image may go with it
 		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s is deleted", k.Name)
 	}

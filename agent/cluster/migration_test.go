@@ -392,6 +392,13 @@ func TestMigrationFails(t *testing.T) {
 		{name: "its own name", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "old" }},
 		{name: "the name of another", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "taken" }},
 		{name: "the checkpoint fails", reason: "CheckpointFailed", says: "broken", then: func(k *test) { k.checkpointed(api.Failed) }},
+		{name: "the checkpoint is of another pod of the name", reason: "PodNotFound", then: func(k *test) {
+			var c api.Checkpoint
+			k.get("m", &c)
+			c.Status.PodUID = "recreated"
+			k.must(k.client.Status().Update(k.Context(), &c))
+			k.checkpointed(api.Succeeded)
+		}},
 		{name: "no node takes it", reason: "RestoreFailed", says: "no GPU", spec: func(s *api.MigrationSpec) { s.ReadySeconds = 5 }, then: func(k *test) {
 			k.checkpointed(api.Succeeded)
 			k.step()
