@@ -230,10 +230,12 @@ func TestMigrationWithoutAnAgent(t *testing.T) {
 func TestAttendanceForTheNode(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
 		`{"credHelpers": {"r.test": "own"}, "credsStore": "own", "auths": {"https://r.test/v1/": {"auth": "eDp5"}, "other.test": {"auth": "eDp5"}}}`)}}
+	several := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "several"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
+		`{"auths": {"r.test": {"auth": "YTpi"}, "r.test/team": {"auth": "YTpi"}, "https://r.test/team/job": {"auth": "eDp5"}, "r.test/team/jo": {"auth": "YTpi"}, "r.test/team/job/own": {"auth": "YTpi"}}}`)}}
 	opaque := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "opaque"}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"key": []byte("secret")}}
-	for _, c := range []struct{ secret, reason string }{{"registry", ""}, {"opaque", "NoSecret"}, {"none", "NoSecret"}} {
-		k := newTest(t, secret.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
-			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/job", PushSecret: c.secret, LeaveRunning: new(false)}})
+	for _, c := range []struct{ secret, key, reason string }{{"registry", "https://r.test/v1/", ""}, {"several", "https://r.test/team/job", ""}, {"opaque", "", "NoSecret"}, {"none", "", "NoSecret"}} {
+		k := newTest(t, secret.DeepCopy(), several.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
+			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/team/job", PushSecret: c.secret, LeaveRunning: new(false)}})
 		r := &attendance{cluster: k.cluster, namespace: "ns"}
 		look := func() (now api.Checkpoint) {
 			t.Helper()
@@ -257,7 +259,7 @@ func TestAttendanceForTheNode(t *testing.T) {
 			continue
 		}
 		got, err := now.Status.Handover.Open("k", key)
-		if want := `{"auths":{"https://r.test/v1/":{"username":"x","password":"y","auth":"eDp5"}}}`; err != nil || string(got) != want {
+		if want := `{"auths":{"` + c.key + `":{"username":"x","password":"y","auth":"eDp5"}}}`; err != nil || string(got) != want {
 			t.Errorf("it has %s, %v", got, err)
 		}
 		if _, err := now.Status.Handover.Open("other", key); err == nil {
