@@ -228,7 +228,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 	}
 	if err != nil || pod.UID != k.Status.PodUID {
 		if pod = nil; made == nil {
-			return nil, nil, api.Fail("PodNotFound", "the pod %s is gone", k.Spec.Pod)
+			return nil, nil, api.Fail(api.PodNotFound, "the pod %s is gone", k.Spec.Pod)
 		}
 	}
 	c.pods.Store(k.Status.PodUID, client.ObjectKeyFromObject(k))
@@ -295,7 +295,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 			}
 		}
 		if len(w.Containers) == 0 {
-			return nil, api.Fail("NotRunning", "no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))
+			return nil, api.Fail(api.NotRunning, "no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))
 		}
 		w.Image = images(k) + strconv.Itoa(len(w.Containers))
 		if len(w.Containers) == 1 && len(pod.Spec.Containers) > 1 {
@@ -309,7 +309,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		}
 		if made == nil {
 			if made, err = c.work.Checkpoint(ctx, w); err != nil {
-				return nil, api.Fail("CheckpointFailed", "%w", err)
+				return nil, api.Fail(api.CheckpointFailed, "%w", err)
 			}
 		} else {
 			c.work.Push(ctx, w, made)
@@ -333,7 +333,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		failed = append(failed, err)
 	}
 	if err := errors.Join(failed...); err != nil {
-		return made, api.Fail("PushFailed", "%w", err)
+		return made, api.Fail(api.PushFailed, "%w", err)
 	}
 	return made, nil
 }
@@ -348,7 +348,7 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 	for k.Status.Handover == nil || k.Status.Handover.Sealed == nil {
 		select {
 		case <-wait.Done():
-			return nil, api.Fail("NoCredentials", "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
+			return nil, api.Fail(api.NoCredentials, "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
 		case <-time.After(look):
 		}
 		var now api.Checkpoint
@@ -365,7 +365,7 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 	}
 	credentials, err := k.Status.Handover.Open(string(k.UID), key)
 	if err != nil {
-		return nil, api.Fail("NoCredentials", "open what the controller has handed over: %w", err)
+		return nil, api.Fail(api.NoCredentials, "open what the controller has handed over: %w", err)
 	}
 	return credentials, nil
 }
@@ -411,9 +411,9 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 		return context.Cause(ctx) // this agent ends, and the next one goes on
 	}
 	ctx = context.WithoutCancel(ctx)
-	kind, phase, reason, message := corev1.EventTypeNormal, api.Succeeded, "Pushed", "all is in the registry"
+	kind, phase, reason, message := corev1.EventTypeNormal, api.Succeeded, api.Pushed, "all is in the registry"
 	if err != nil {
-		kind, phase, reason, message = corev1.EventTypeWarning, api.Failed, "Failed", api.Text(err.Error())
+		kind, phase, reason, message = corev1.EventTypeWarning, api.Failed, api.OtherCause, api.Text(err.Error())
 		if f, ok := errors.AsType[*api.Failure](err); ok {
 			reason = f.Reason
 		}

@@ -140,7 +140,7 @@ func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*api.Failur
 	err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
 	switch {
 	case apierrors.IsNotFound(err):
-		return api.Fail("PodNotFound", "there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace), nil
+		return api.Fail(api.PodNotFound, "there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace), nil
 	case err != nil:
 		return nil, err
 	case pod.Spec.NodeName == "":

@@ -57,7 +57,7 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
-		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", api.Text(err.Error()))
+		r.events.Event(&k, corev1.EventTypeWarning, api.ImageKept, api.Text(err.Error()))
 	}
 	controllerutil.RemoveFinalizer(&k, api.ImageFinalizer)
 	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &k))
@@ -141,24 +141,24 @@ func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn
 	}
 	repository, err := name.NewRepository(k.Spec.Repository)
 	if err != nil {
-		return nil, api.Fail("NoRepository", "%w", err)
+		return nil, api.Fail(api.NoRepository, "%w", err)
 	}
 	var secret corev1.Secret
 	if err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
 		if !api.Passes(err) {
-			err = api.Fail("NoSecret", "read the push secret: %w", err)
+			err = api.Fail(api.NoSecret, "read the push secret: %w", err)
 		}
 		return nil, err
 	}
 	data, ok := secret.Data[corev1.DockerConfigJsonKey]
 	if !ok {
-		return nil, api.Fail("NoSecret", "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
+		return nil, api.Fail(api.NoSecret, "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
 	}
 	var config struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
 	}
 	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, api.Fail("NoSecret", "read the push secret %s: %w", secret.Name, err)
+		return nil, api.Fail(api.NoSecret, "read the push secret %s: %w", secret.Name, err)
 	}
 	longest, found := -1, map[string]authn.AuthConfig{}
 	for _, key := range slices.Sorted(maps.Keys(config.Auths)) {

@@ -491,7 +491,7 @@ func TestOldPodMayNotBeDeleted(t *testing.T) {
 			condition = api.HasFailed
 		}
 		said := meta.FindStatusCondition(m.Status.Conditions, condition)
-		if said == nil || said.Reason != oldRefused || !strings.Contains(said.Message, "a policy") || first == k.get("m", &corev1.Pod{}) {
+		if said == nil || said.Reason != api.OldPodRefused || !strings.Contains(said.Message, "a policy") || first == k.get("m", &corev1.Pod{}) {
 			t.Errorf("DeleteFirst %t: %+v", first, m.Status)
 		}
 		if k.get("old", pod); pod.Annotations[api.OnDeletion] == "" {
@@ -534,7 +534,7 @@ func TestMigrationOfOneThatEnds(t *testing.T) {
 	}
 	k.checkpointed(api.Succeeded)
 	now := k.step()
-	if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); now.Status.Phase != api.Failed || said == nil || said.Reason != podRefused || !meta.IsStatusConditionTrue(now.Status.Conditions, api.Checkpointed) {
+	if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); now.Status.Phase != api.Failed || said == nil || said.Reason != api.NewPodRefused || !meta.IsStatusConditionTrue(now.Status.Conditions, api.Checkpointed) {
 		t.Errorf("%+v", now.Status)
 	}
 }

@@ -123,7 +123,7 @@ func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which l
 		err := r.client.Create(ctx, k)
 		switch {
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // a policy, a quota
-			r.events.Event(s, corev1.EventTypeWarning, "CheckpointRefused", api.Text(fmt.Sprintf("of the pod %s: %v", pod.Name, err)))
+			r.events.Event(s, corev1.EventTypeWarning, api.CheckpointRefused, api.Text(fmt.Sprintf("of the pod %s: %v", pod.Name, err)))
 		case client.IgnoreAlreadyExists(err) != nil:
 			return err
 		}

@@ -346,8 +346,25 @@ func TestChartHasUsers(t *testing.T) {
 			}
 		}
 	}
-	if len(all) < 30 {
-		t.Errorf("%d values were looked at", len(all))
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, value := range regexp.MustCompile("`((agent|encryption|image|metrics|runtimeClass|trust)[.][.a-zA-Z]+)`").FindAllStringSubmatch(string(text), -1) {
+			if _, ok := all[value[1]]; !ok {
+				t.Errorf("%s names %s, which is no value", page, value[1])
+			}
+			named++
+		}
+	}
+	if len(all) < 30 || named < 10 {
+		t.Errorf("%d values were looked at, and %d in documents", len(all), named)
 	}
 	for _, wrong := range []string{
 		"images: {}", "image: {digest: latest}", "agent: {enable: true}", "agent: {repositories: ['https://r.test']}", "metrics: {port: http}",
