@@ -170,8 +170,13 @@ func TestMigration(t *testing.T) {
 	if !k.get("old", &corev1.Pod{}) {
 		t.Fatal("the old pod is gone before the new one is ready")
 	}
+	k.must(k.client.Delete(t.Context(), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})) // it has done its part
+	k.step()
 	k.restored()
 	m := k.step()
+	if k.get("m", &api.Checkpoint{}) {
+		t.Error("the pod is checkpointed again")
+	}
 	if m.Status.Phase != api.Succeeded || m.Status.To != "there" || k.get("old", &corev1.Pod{}) || len(k.events.Events) != 1 {
 		t.Fatalf("%+v", m.Status)
 	}
