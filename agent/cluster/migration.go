@@ -130,7 +130,7 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 		return refused
 	}
 	var k *api.Checkpoint
-	if fresh == nil || gated(fresh) && !heir(fresh) { // else it has the images
+	if meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && (fresh == nil || !heir(fresh)) { // else it has the images
 		if k, err = r.checkpoint(ctx, m); err != nil {
 			return err
 		}
@@ -281,6 +281,9 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 // give sets the images of the new pod, and removes its gate or has heirs do so: the scheduler may bind it then. The
 // only pod that is left, or will be, does not go with the Migration.
 func (r *migrations) give(ctx context.Context, m *api.Migration, k *api.Checkpoint, fresh *corev1.Pod, only bool) error {
+	if !gated(fresh) {
+		return nil
+	}
 	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
 		return api.Fail(api.NotRunning, "the container %s did not run at the checkpoint", missing)
 	}
