@@ -38,6 +38,7 @@ func TestAttendance(t *testing.T) {
 		status api.Status
 		gone   bool          // no agents' namespace is known
 		goes   bool          // the Checkpoint is deleted
+		ended  string        // the UID of the pod whose end it was made for
 		limit  time.Duration // how long it waits; 0: patience
 		reason string        // of its failure; empty: it is left alone
 		says   string
@@ -50,6 +51,8 @@ func TestAttendance(t *testing.T) {
 		{name: "left in the middle", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
 		{name: "left in the middle, and deleted", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, goes: true, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
 		{name: "no pod", reason: "PodNotFound", limit: time.Nanosecond, says: "no pod job in the namespace ns"},
+		{name: "another pod of the name, which does not end", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), ended: "another", reason: api.PodNotFound, limit: time.Nanosecond, says: "another one has its name"},
+		{name: "a busy agent, and the pod ends", pod: evicted(running("job", "here")), agent: agentOn("here", corev1.ConditionTrue), ended: "12345678-9"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
 		{name: "in the middle, and the agent ends after it", pod: running("job", "here"), agent: leaving, status: api.Status{Phase: api.Running, Node: "here"}},
@@ -59,6 +62,9 @@ func TestAttendance(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			checkpoint := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}, Status: c.status}
+			if c.ended != "" {
+				checkpoint.Labels = map[string]string{api.EvictedLabel: c.ended}
+			}
 			if c.goes {
 				now := metav1.Now()
 				checkpoint.Finalizers, checkpoint.DeletionTimestamp = []string{api.ImageFinalizer}, &now
