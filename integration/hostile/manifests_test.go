@@ -296,8 +296,7 @@ func set(in any, at spot, is any) any {
 	return m
 }
 
-// with returns the image with a change. All that follows from it is as it should be: the anchor of GPU
-// state, and digests and sizes. So it is the changed value that is refused.
+// with returns the image with a change. All that follows from it is as it should be: digests and sizes. So it is the changed value that is refused.
 func (p *picture) with(at spot, is any) (made sent) {
 	all := set(any(decoded(encoded(p.documents))), at, is).(map[string]any)
 	made.Blobs = make(map[digest.Digest][]byte)
@@ -312,11 +311,6 @@ func (p *picture) with(at spot, is any) (made sent) {
 		follow(d, append(slices.Clone(of), "digest")...)
 		follow(len(data), append(slices.Clone(of), "size")...)
 	}
-	if n, data := anchor(all); data != nil {
-		put(data, "Manifest", "layers", n)
-		follow(ocispec.MediaTypeImageLayer, "Manifest", "layers", n, "mediaType")
-		follow(digest.FromBytes(data), "Config", "rootfs", "diff_ids", n)
-	}
 	put(encoded(all["Config"]), "Manifest", "config")
 	manifest := encoded(all["Manifest"])
 	put(manifest, "Index", "manifests", 0)
@@ -327,32 +321,4 @@ func (p *picture) with(at spot, is any) (made sent) {
 	made.Blobs[digest.FromBytes(top)] = top
 	made.Top = ocispec.Descriptor{MediaType: kind, Digest: digest.FromBytes(top), Size: int64(len(top))}
 	return made
-}
-
-// anchor returns the anchor that documents with a change need, and its number; nil if they have none.
-func anchor(all map[string]any) (number int, data []byte) {
-	var m ocispec.Manifest
-	var config ocispec.Image
-	if json.Unmarshal(encoded(all["Manifest"]), &m) != nil || json.Unmarshal(encoded(all["Config"]), &config) != nil || len(m.Layers) != len(config.RootFS.DiffIDs) {
-		return 0, nil
-	}
-	bytes, err := strconv.ParseUint(m.Annotations[annotations.LayerBytes], 10, 64)
-	number = slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == oci.LayerAnchor })
-	if err != nil || number < 0 {
-		return 0, nil
-	}
-	var above []oci.Layer
-	for n := number + 1; n < len(m.Layers); n++ {
-		of := m.Layers[n].Annotations
-		l := oci.Layer{Kind: of[annotations.Layer], DiffID: config.RootFS.DiffIDs[n]}
-		if l.Kind == oci.LayerGPU {
-			l.Area = of[annotations.Area]
-			l.Offset, _ = strconv.ParseUint(of[annotations.Offset], 10, 64) // of what is no number, any
-		}
-		above = append(above, l)
-	}
-	if data, err = oci.Anchor(bytes, above); err != nil {
-		return 0, nil
-	}
-	return number, data
 }
