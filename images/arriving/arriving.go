@@ -14,7 +14,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -326,7 +325,7 @@ func (b *blob) place() (here bool, err error) {
 // fetch fetches the blob, and tells the feed of it.
 func (b *blob) fetch() error {
 	defer b.w.Close()
-	err := b.i.src.Try(b.i.ctx, b.desc, b.try)
+	err := b.i.src.Write(b.i.ctx, b.w, b.desc, func(bytes uint64) { b.i.feed.Part(b.path, bytes) })
 	if err == nil {
 		if err = b.w.Commit(b.i.ctx, b.desc.Size, b.desc.Digest); errdefs.IsAlreadyExists(err) {
 			err = nil
@@ -339,37 +338,3 @@ func (b *blob) fetch() error {
 	b.i.feed.Arrived(b.path)
 	return nil
 }
-
-func (b *blob) try() error {
-	b.i.feed.Part(b.path, 0)
-	if err := b.w.Truncate(0); err != nil {
-		return err
-	}
-	data, err := b.i.src.Stream(b.i.ctx, b.desc)
-	if err != nil {
-		return err
-	}
-	defer data.Close()
-	buf := make([]byte, 1<<20)
-	for {
-		_, err := io.CopyBuffer(b.w, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
-		if err != nil {
-			return err
-		}
-		status, err := b.w.Status()
-		if err != nil {
-			return err
-		}
-		b.i.feed.Part(b.path, uint64(status.Offset))
-		if status.Offset == b.desc.Size {
-			break
-		}
-	}
-	if got := b.w.Digest(); got != b.desc.Digest {
-		return fmt.Errorf("%w: they have the digest %s", registry.ErrWrongBytes, got)
-	}
-	return nil
-}
-
-// partBytes is how often the feed is told how much of a blob is there.
-const partBytes = 4 << 20

@@ -77,7 +77,7 @@ func Of(ctx context.Context, c *client.Client) (*Store, error) {
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("ask containerd for a blob: %w", err)
 	}
-	return Open(c.ContentStore(), root, known)
+	return Open(Outlasting(c), root, known)
 }
 
 // Lease keeps containerd from collecting what is written with the context that it returns, until

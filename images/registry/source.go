@@ -83,6 +83,38 @@ func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descr
 	})
 }
 
+// Write fetches a blob into a writer of its own, which does not commit it, as often as Try does. told is called with how
+// many bytes are there, every few MiB; fewer than before mean that they are written anew.
+func (s *Source) Write(ctx context.Context, w content.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
+	buf := make([]byte, 1<<20)
+	return s.Try(ctx, d, func() error {
+		told(0)
+		if err := w.Truncate(0); err != nil {
+			return err
+		}
+		data, err := s.Stream(ctx, d)
+		if err != nil {
+			return err
+		}
+		defer data.Close()
+		for at := int64(0); at < d.Size; {
+			n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
+			if err != nil {
+				return err
+			}
+			at += n
+			told(uint64(at))
+		}
+		if got := w.Digest(); got != d.Digest {
+			return fmt.Errorf("%w: they have the digest %s", ErrWrongBytes, got)
+		}
+		return nil
+	})
+}
+
+// partBytes is how often who waits for a blob is told how much of it is there.
+const partBytes = 4 << 20
+
 // Try calls do, which fetches a blob, until it succeeds, fails for good, or has been tried as often
 // as the Options say. Its error names the blob.
 func (s *Source) Try(ctx context.Context, d ocispec.Descriptor, do func() error) error {

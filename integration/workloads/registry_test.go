@@ -74,6 +74,8 @@ func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *
 	notePhases(t, result, k)
 	result.Number("gpu_bytes", float64(made.GPUBytes))
 	result.Number("image_bytes", float64(made.Bytes))
+	result.Number("dump_seconds", made.DumpSeconds)
+	result.Number("build_seconds", made.BuildSeconds)
 	if err := errors.Join(
 		k.Remove(ctx),
 		result.Time("push", func() error { return shared.Gpuckpt(ctx, &struct{}{}, "image", "push", r.ref) }),
