@@ -179,6 +179,9 @@ func (p *Piece) follow(blobs string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", p, err)
 	}
+	if blobs == "" { // else a file of the working directory
+		return fmt.Errorf("%w: %s says that blob %s has GPU state, and where blobs are is not known", ErrDamaged, p, to.Digest)
+	}
 	path := filepath.Join(blobs, to.Digest.Encoded())
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

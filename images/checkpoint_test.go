@@ -206,6 +206,10 @@ func TestPointer(t *testing.T) {
 	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
 		t.Error(err)
 	}
+	t.Chdir(blobs)
+	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("without a directory of blobs: %v", err)
+	}
 	for name, bad := range map[string]struct {
 		damage func(t *testing.T, blobs string, to Pointer, r []string)
 		says   string

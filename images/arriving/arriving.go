@@ -10,12 +10,14 @@
 package arriving
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -102,10 +104,10 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	return i, nil
 }
 
-// blobs are those of GPU state.
+// blobs are those of GPU state, each once: several pieces may have the same content.
 func (i *Image) blobs() (all []ocispec.Descriptor) {
 	for _, l := range i.image.Layers {
-		if l.MediaType == oci.MediaTypeGPU {
+		if l.MediaType == oci.MediaTypeGPU && !slices.ContainsFunc(all, func(d ocispec.Descriptor) bool { return d.Digest == l.Digest }) {
 			all = append(all, l.Descriptor())
 		}
 	}
@@ -143,7 +145,7 @@ func (i *Image) claim() error {
 		}
 	}
 	if found, err := localstore.Find(i.ctx, i.c, i.src.Ref); err == nil && found.Target.Digest == i.image.Digest {
-		return ErrHere
+		return cmp.Or(i.end(true), ErrHere) // what was fetched so far is of that image
 	}
 	return nil
 }

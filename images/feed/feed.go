@@ -189,7 +189,6 @@ func (f *Feed) Close() error {
 		return nil
 	}
 	f.tell()
-	// The socket goes first: while it is there and nobody serves it, something is missing.
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -222,7 +221,7 @@ func newSource() *Source {
 	return &Source{here: make(map[string]bool), part: make(map[string]part), more: make(chan struct{})}
 }
 
-// Open opens the source of a directory. It returns nil if there is no feed. Another user's
+// Open opens the source of a directory. It returns nil if there is no feed, or a dead one. Another user's
 // is refused, and so is anything but a socket: a link could lead to a socket of the host.
 func Open(dir string) (*Source, error) {
 	path := filepath.Join(dir, socketName)
@@ -240,7 +239,11 @@ func Open(dir string) (*Source, error) {
 	}
 	s := newSource()
 	// What was looked at is what is connected to.
-	if s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)}); err == nil {
+	s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)})
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, nil // who served was killed, and containerd has none but complete blobs
+	}
+	if err == nil {
 		err = s.begin()
 	}
 	if err != nil {
@@ -255,7 +258,7 @@ func Open(dir string) (*Source, error) {
 
 // Beside opens the source of an unpacked image whose GPU state is still arriving: its feed is
 // beside the root of the topmost layer of the checkpoint. dirs is what images.ImageDirs returned. It
-// returns nil if there is no feed, since all is here.
+// returns nil if there is no feed: all is here, or nothing arrives any more.
 func Beside(dirs []string) (*Source, error) {
 	if len(dirs) == 0 {
 		return nil, nil
