@@ -122,6 +122,11 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	defer func() { c.end(ctx, stuck) }()
+	if gpu { // else dumpSigned does it, beside CRIU
+		if err := c.journal.FlushBeside()(); err != nil {
+			return err
+		}
+	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, turn: turn, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
@@ -211,7 +216,11 @@ func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err 
 	}
 	k.memory = k.c.pastCRIU(ctx, k.images.Path, k.read)
 	defer k.memory.Close()
+	flushed := k.c.journal.FlushBeside()
 	if err := k.dumpStaying(ctx); err != nil {
+		return err
+	}
+	if err := flushed(); err != nil {
 		return err
 	}
 	if !k.opts.Exit {
