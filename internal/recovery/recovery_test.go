@@ -129,7 +129,7 @@ func TestImagesOfAnother(t *testing.T) {
 	fill(t, dir, images.AreaFile(1, 0))
 	path, node := record(t, func(r *journal.Record) { r.Images = &imagedir.Dir{Path: dir, Made: true} })
 	var live journal.Journal
-	if err := live.Begin(node.StateDir, journal.Record{Namespace: "other", Container: "d", Operation: "checkpoint", Images: &imagedir.Dir{Path: dir}}); err != nil {
+	if err := live.Write(node.StateDir, journal.Record{Namespace: "other", Container: "d", Operation: "checkpoint", Images: &imagedir.Dir{Path: dir}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Recover(t.Context(), node, path, false); err != nil {
