@@ -88,7 +88,7 @@ type Result struct {
 	// GPUBytes is the size of the GPU state, GPULayers how many blobs hold it; zeros need none.
 	GPUBytes  uint64 `json:"gpuBytes"`
 	GPULayers int    `json:"-"`
-	// Bytes are the sizes of the layers that the checkpoint added, as stored. Reused and Written
+	// Bytes are the sizes of what the checkpoint added, as stored. Reused and Written
 	// say how much was there and how much is new, of all and of the GPU layers. A layer that the
 	// store had under its digest is reused.
 	Bytes           uint64 `json:"bytes"`
