@@ -340,8 +340,8 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 		return made, err
 	}
 	defer archive.Close()
-	digested := digest.Canonical.Digester()
-	whole := io.TeeReader(archive, digested.Hash())
+	digested := oci.NewAside()
+	whole := io.TeeReader(archive, digested)
 	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err == nil {

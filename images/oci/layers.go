@@ -228,21 +228,23 @@ func (unclosed) Close() error { return nil }
 
 // writeLayer writes what fill writes, compressed, into a layer of the store. On an error nothing is left.
 func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
-	plain := digest.Canonical.Digester()
+	var plain digest.Digest
 	l, err := b.write(ctx, name, func(w io.Writer) error {
 		packed, err := b.pack(w)
 		if err != nil {
 			return err
 		}
-		err = fill(io.MultiWriter(packed, plain.Hash()))
+		digested := NewAside()
+		err = fill(io.MultiWriter(packed, digested))
+		plain = digested.Digest()
 		return cmp.Or(err, packed.Close()) // it has goroutines
 	}, func(info *content.Info) error {
-		return content.WithLabels(map[string]string{labels.LabelUncompressed: plain.Digest().String()})(info)
+		return content.WithLabels(map[string]string{labels.LabelUncompressed: plain.String()})(info)
 	})
 	if err != nil {
 		return nil, err
 	}
-	l.desc.MediaType, l.diffID = b.Compression.MediaType(), plain.Digest()
+	l.desc.MediaType, l.diffID = b.Compression.MediaType(), plain
 	return l, nil
 }
 
