@@ -330,10 +330,8 @@ func TestBlobsEverywhere(t *testing.T) {
 			t.Errorf("gpuckpt image inspect %s printed %s", at, out)
 		}
 	}
-	for _, name := range namesIn(t, kube) {
-		if _, _, ok := images.ParsePieceFile(filepath.Base(name)); images.IsAreaFile(filepath.Base(name)) && !ok && strings.Contains(name, ".0") {
-			t.Errorf("the archive has %s", name)
-		}
+	if !slices.ContainsFunc(namesIn(t, kube), func(name string) bool { return images.IsAreaFile(filepath.Base(name)) }) {
+		t.Error("the Kubernetes archive has no GPU state")
 	}
 
 	gpuckpt(t, c, "prune", "--keep", "1")
