@@ -382,6 +382,18 @@ func TestForeignBlob(t *testing.T) {
 		port = k.Port
 	}
 	yours := pointersOf(t, c, names[1])
+	var theirs []string
+	other, err := c.Client().ImageService().Get(t.Context(), names[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	inspected, err := oci.Inspect(t.Context(), c.Client().ContentStore(), other.Target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range inspected.Metadata.Areas() {
+		theirs = append(theirs, a.Digests...)
+	}
 	refused := func(what, name string, words ...string) {
 		t.Helper()
 		k, err := c.TryWork(t, harness.RunSpec{
@@ -394,6 +406,11 @@ func TestForeignBlob(t *testing.T) {
 		}
 		t.Logf("%s: %v", what, err)
 		harness.Says(t, err, words...)
+		for _, d := range theirs {
+			if strings.Contains(err.Error(), d) {
+				t.Errorf("%s: the error tells a digest of the other image's blocks: %v", what, err)
+			}
+		}
 		if status, serr := c.Adopt("refused", port).Status(t.Context()); serr == nil && status == "running" {
 			t.Errorf("%s: the container is running", what)
 		}
@@ -424,8 +441,8 @@ func TestForeignBlob(t *testing.T) {
 	// A link where a blob was.
 	mine := pointersOf(t, c, names[0])
 	name := slices.Sorted(maps.Keys(mine))[0]
-	path, other := blobPath(c, mine[name].Digest.String()), blobPath(c, yours[name].Digest.String())
-	if err := errors.Join(os.Rename(path, path+".gone"), os.Symlink(other, path)); err != nil {
+	path, elsewhere := blobPath(c, mine[name].Digest.String()), blobPath(c, yours[name].Digest.String())
+	if err := errors.Join(os.Rename(path, path+".gone"), os.Symlink(elsewhere, path)); err != nil {
 		t.Fatal(err)
 	}
 	refused("a link", names[0], "or is no file")
