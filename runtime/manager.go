@@ -36,7 +36,7 @@ type shimManager struct{ shim.Shim }
 
 // Start starts a shim, when what shims of the namespace that died have left is out of its way.
 func (m shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
-	gctune.Begin() // this process ends with the start
+	gctune.Begin()                              // this process ends with the start
 	if node, err := config.Load(); err == nil { // else an operation says so
 		recovery.SweepSilently(ctx, node, params.Namespace)
 	}

@@ -131,7 +131,7 @@ func spots(v any, at spot) (all []spot) {
 // more are fields that the good image does not have.
 func more(m map[string]any) (all []spot) {
 	of := []spot{{"Index", "manifests", 0}}
-	for _, n := range []int{0, len(m["layers"].([]any)) - 2} { // the base image's, and GPU state
+	for _, n := range []int{0, len(m["layers"].([]any)) - 1} { // the base image's, and GPU state
 		of = append(of, spot{"Manifest", "layers", n})
 	}
 	for _, at := range of {
