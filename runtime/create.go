@@ -47,8 +47,8 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	began := time.Now()
 	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
 	ctx = k.c.logged(ctx)
+	gctune.Begin()
 	if k.restores {
-		gctune.Begin()
 		go image.Warm()
 	}
 	resp, err := k.run(ctx)
@@ -206,7 +206,6 @@ func (k *creating) fit(ctx context.Context) error {
 	if c.restore == nil {
 		return cmp.Or(c.fitSpec(ctx, view, spec), c.deny(spec, nil))
 	}
-	gctune.Begin()
 	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := c.fitSpec(ctx, view, spec); err != nil {
 		return err
