@@ -40,7 +40,7 @@ func results(date, kind, test, outcome string) *fstest.MapFile {
 		"gpus": [{"name": "NVIDIA H200"}],
 		"tests": [{"name": "` + test + `", "outcome": "` + outcome + `", "times": {"checkpoint/whole": 1.234},
 			"numbers": {"image_bytes": 3e9, "process0_gpu_state_bytes": 4e8, "process1_gpu_state_bytes": 5e8,
-				"cold_answer_seconds": 25, "first_answer_seconds": 3.2, "first_answer_by_ctr_seconds": 4.8}}]}`)}
+				"cold_answer_seconds": 25, "first_answer_seconds": 3.2, "first_answer_by_stock_seconds": 4.8}}]}`)}
 }
 
 // line returns the line of the page that begins so.
