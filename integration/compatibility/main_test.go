@@ -112,7 +112,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("of a registry that was not tried it says %q", got)
 	}
 	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/transformers-registry", "passed")
-	if got := line(t, files, "| registry, by ctr"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
+	if got := line(t, files, "| registry, by `ctr images pull`"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
 		t.Errorf("of the first answer from a registry it says %q", got)
 	}
 	latest, err := read(files)
