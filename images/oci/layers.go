@@ -23,6 +23,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -35,6 +36,7 @@ type plan struct {
 	name string
 	span
 	entries []entry
+	idle    *semaphore.Weighted // processors for frames of a layer
 }
 
 // layerKey is what tells a layer of a checkpoint from its others, by its annotations.
@@ -54,7 +56,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		r := a.Open(ctx)
 		defer r.Close()
 		for at := uint64(0); at < a.End(); at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}, idle: b.processors})
 		}
 	}
 	last, done, err := criuPlan(c)
@@ -62,17 +64,24 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	if err != nil {
 		return nil, err
 	}
+	// CRIU's layer takes longest, and the rest has no use for zstd: it begins first, with processors of its own.
+	own := int64(min(mostFrames, b.Threads))
+	last.idle = semaphore.NewWeighted(own - 1)
 	plans = append(plans, last)
 	made := make([][]layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
-	for i := range slices.Backward(plans) { // CRIU's layer takes longest
+	for i := range slices.Backward(plans) {
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
-		err := b.processors.Acquire(working, 1)
+		takes := int64(1)
+		if plans[i].kind == LayerCRIU {
+			takes = own
+		}
+		err := b.processors.Acquire(working, takes)
 		g.Go(func() error {
 			if err != nil {
 				return err
 			}
-			defer b.processors.Release(1)
+			defer b.processors.Release(takes)
 			if made[i], err = b.make(working, &plans[i], previous); err != nil {
 				return err
 			}
@@ -110,7 +119,7 @@ func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
 		text := images.Pointer{Digest: l.desc.Digest, Bytes: uint64(l.desc.Size)}.String()
 		entries = append(entries, entry{name: images.PieceFile(l.desc.Annotations[annotations.Area], offset), from: strings.NewReader(text), len: uint64(len(text))})
 	}
-	l, err := b.writeLayer(ctx, LayerIndex, func(w io.Writer) error { return writeTar(ctx, w, entries, nil) })
+	l, err := b.writeLayer(ctx, LayerIndex, b.processors, func(w io.Writer) error { return writeTar(ctx, w, entries, nil) })
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +173,10 @@ func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) 
 		return nil, nil
 	}
 	if p.kind != LayerGPU || b.gpuLayers {
-		return b.one(ctx, p.kind, p.name, p.from, content, previous, b.writeLayer, func(w io.Writer, meter *images.Meter) error {
+		write := func(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
+			return b.writeLayer(ctx, name, p.idle, fill)
+		}
+		return b.one(ctx, p.kind, p.name, p.from, content, previous, write, func(w io.Writer, meter *images.Meter) error {
 			return writeTar(ctx, w, p.entries, meter)
 		})
 	}
@@ -212,14 +224,14 @@ func (b *builder) one(ctx context.Context, kind, area string, offset, bytes uint
 }
 
 // pack compresses as the Options say. Its output depends on its input alone.
-func (b *builder) pack(w io.Writer) (io.WriteCloser, error) {
+func (b *builder) pack(w io.Writer, idle *semaphore.Weighted) (io.WriteCloser, error) {
 	switch b.Compression {
 	case None:
 		return unclosed{w}, nil
 	case Gzip:
 		return gzip.NewWriterLevel(w, max(1, b.Level))
 	}
-	return &framer{w: w, encoder: b.encoder, idle: b.processors}, nil
+	return &framer{w: w, encoder: b.encoder, idle: idle}, nil
 }
 
 type unclosed struct{ io.Writer }
@@ -227,10 +239,11 @@ type unclosed struct{ io.Writer }
 func (unclosed) Close() error { return nil }
 
 // writeLayer writes what fill writes, compressed, into a layer of the store. On an error nothing is left.
-func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
+// Its frames take processors that are idle.
+func (b *builder) writeLayer(ctx context.Context, name string, idle *semaphore.Weighted, fill func(io.Writer) error) (*layer, error) {
 	var plain digest.Digest
 	l, err := b.write(ctx, name, func(w io.Writer) error {
-		packed, err := b.pack(w)
+		packed, err := b.pack(w, idle)
 		if err != nil {
 			return err
 		}
@@ -329,7 +342,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, b.processors, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
