@@ -86,13 +86,16 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 			err = errors.Join(err, i.Close())
 		}
 	}()
-	if err := i.layers(); err != nil { //nolint:contextcheck // i.ctx is made of it
+	if err := i.fetch(src.Image, i.image.Config); err != nil { //nolint:contextcheck // i.ctx is made of it
 		return nil, err
 	}
-	if i.store, err = localstore.Of(i.ctx, c); err != nil {
+	if i.store, err = localstore.Of(i.ctx, c); err != nil { // it knows the store by what was fetched
 		return nil, fmt.Errorf("%w: %w", err, ErrWhole)
 	}
 	if err := i.claim(); err != nil { //nolint:contextcheck // as above
+		return nil, err
+	}
+	if err := i.fetch(i.layers()...); err != nil { //nolint:contextcheck // as above
 		return nil, err
 	}
 	if err := i.begin(snapshotter); err != nil { //nolint:contextcheck // as above
@@ -114,17 +117,23 @@ func (i *Image) blobs() (all []ocispec.Descriptor) {
 	return all
 }
 
-// layers fetches all but the blobs.
-func (i *Image) layers() error {
-	first := []ocispec.Descriptor{i.src.Image, i.image.Config}
+// layers are what is unpacked.
+func (i *Image) layers() (all []ocispec.Descriptor) {
 	for _, l := range i.image.Layers {
 		if l.DiffID != "" {
-			first = append(first, l.Descriptor())
+			all = append(all, l.Descriptor())
 		}
 	}
+	return all
+}
+
+// fetch fetches what is wanted at once.
+func (i *Image) fetch(all ...ocispec.Descriptor) error {
 	group, ctx := errgroup.WithContext(i.ctx)
-	for _, d := range first {
-		group.Go(func() error { return i.src.Store(ctx, localstore.Outlasting(i.c), d) })
+	for _, d := range all {
+		group.Go(func() error {
+			return i.src.Fetch(ctx, localstore.Outlasting(i.c), func() *localstore.Store { return i.store }, d)
+		})
 	}
 	return group.Wait()
 }

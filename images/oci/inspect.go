@@ -50,9 +50,9 @@ type Layer struct {
 	Offset uint64 `json:"offset,omitempty"`
 }
 
-// Descriptor returns what finds the layer in a store.
+// Descriptor returns what finds the layer in a store, and what kind it is of.
 func (l Layer) Descriptor() ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: int64(l.Bytes)}
+	return ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: int64(l.Bytes), Annotations: map[string]string{annotations.Layer: l.Kind}}
 }
 
 // LayerBase is the Kind of the base image's layers.

@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
@@ -140,7 +141,7 @@ func (s *Source) handler(store content.Store, local func() *localstore.Store, pl
 	children := cimages.SetChildrenMappedLabels(store, cimages.ChildrenHandler(store), nil)
 	children = cimages.LimitManifests(cimages.FilterPlatforms(children, platform), platform, 1)
 	return cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		if err := s.fetch(ctx, store, local, d); err != nil {
+		if err := s.Fetch(ctx, store, local, d); err != nil {
 			return nil, err
 		}
 		found, err := children.Handle(ctx, d)
@@ -157,9 +158,11 @@ func (s *Source) handler(store content.Store, local func() *localstore.Store, pl
 	}), nil
 }
 
-// fetch fetches a blob into a content store: GPU state past containerd's socket, if it is the same store by local.
-func (s *Source) fetch(ctx context.Context, store content.Store, local func() *localstore.Store, d ocispec.Descriptor) error {
-	if d.MediaType != oci.MediaTypeGPU || local() == nil {
+// Fetch fetches a blob into a content store: a large one of a checkpoint past containerd's socket, by local, which is the
+// same store; nil: there is none on this machine.
+func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *localstore.Store, d ocispec.Descriptor) error {
+	large := d.MediaType == oci.MediaTypeGPU || d.Annotations[annotations.Layer] == oci.LayerCRIU
+	if !large || local() == nil {
 		return s.Store(ctx, store, d)
 	}
 	if has, err := content.Exists(ctx, store, d); has || err != nil {
