@@ -185,13 +185,13 @@ func (p *Piece) follow(blobs string) error {
 	path := filepath.Join(blobs, to.Digest.Encoded())
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: blob %s, which has GPU state, is not in %s: `gpuckpt image pull` fetches what an image lacks", ErrDamaged, to.Digest, blobs)
+		return fmt.Errorf("%w: blob %s, which has GPU state, is not in %s: `gpuckpt image pull` fetches what an image lacks, with --decrypt-key what is encrypted", ErrDamaged, to.Digest, blobs)
 	}
 	if err != nil {
 		return fmt.Errorf("open checkpoint: %w", err)
 	}
 	if !st.Mode().IsRegular() || uint64(st.Size()) != to.Bytes {
-		return fmt.Errorf("%w: blob %s has %d bytes, or is no file; it should have %d", ErrDamaged, path, st.Size(), to.Bytes)
+		return fmt.Errorf("%w: %s is no file of %d bytes", ErrDamaged, path, to.Bytes)
 	}
 	p.Path, p.Bytes = path, to.Bytes
 	return nil

@@ -219,12 +219,12 @@ func TestPointer(t *testing.T) {
 		}, "gpuckpt image pull"},
 		"it is shorter": {func(t *testing.T, blobs string, to Pointer, _ []string) {
 			os.Truncate(filepath.Join(blobs, to.Digest.Encoded()), size-4096)
-		}, "it should have"},
+		}, "no file of"},
 		"it is a link": {func(t *testing.T, blobs string, to Pointer, _ []string) {
 			path := filepath.Join(blobs, to.Digest.Encoded())
 			os.Rename(path, path+"x")
 			os.Symlink(path+"x", path)
-		}, "no file"},
+		}, "no file of"},
 		"elsewhere": {func(t *testing.T, _ string, _ Pointer, r []string) {
 			put(t, at(r), []byte("sha256:../../../etc/passwd 2097152\n"))
 		}, "nor says which blob"},

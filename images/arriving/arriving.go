@@ -26,6 +26,7 @@ import (
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
@@ -71,8 +72,11 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	if i.image, err = oci.Outline(ctx, src, src.Image); err != nil {
 		return nil, err
 	}
-	if i.image.Digest != src.Image.Digest || len(i.blobs()) == 0 {
-		return nil, fmt.Errorf("%s has no blobs of GPU state, or is an index of images: %w", src.Ref, ErrWhole)
+	whole := slices.ContainsFunc(i.image.Layers, func(l oci.Layer) bool {
+		return l.Kind == oci.LayerGPU && (l.MediaType != oci.MediaTypeGPU || l.Digest.Algorithm() != digest.Canonical)
+	})
+	if whole || i.image.Digest != src.Image.Digest || len(i.blobs()) == 0 {
+		return nil, fmt.Errorf("not all GPU state of %s is in blobs, or it is an index of images: %w", src.Ref, ErrWhole)
 	}
 	ctx, i.end, err = registry.Lease(ctx, c, src.Ref)
 	if err != nil {
@@ -117,10 +121,10 @@ func (i *Image) blobs() (all []ocispec.Descriptor) {
 	return all
 }
 
-// layers are what is unpacked.
+// layers are what is unpacked, and what else the image has.
 func (i *Image) layers() (all []ocispec.Descriptor) {
 	for _, l := range i.image.Layers {
-		if l.DiffID != "" {
+		if l.MediaType != oci.MediaTypeGPU {
 			all = append(all, l.Descriptor())
 		}
 	}
@@ -138,7 +142,18 @@ func (i *Image) fetch(all ...ocispec.Descriptor) error {
 	return group.Wait()
 }
 
-// claim makes the directory of the image's blobs, once nobody else fetches the image.
+// diffIDs are those of its layers, by which they are unpacked.
+func (i *Image) diffIDs() (all []digest.Digest) {
+	for _, l := range i.image.Layers {
+		if l.DiffID != "" {
+			all = append(all, l.DiffID)
+		}
+	}
+	return all
+}
+
+// claim makes the directory of the image's blobs, once nobody else fetches an image of its layers: that one's feed would
+// be in the same place.
 func (i *Image) claim() error {
 	all, err := i.store.Beside(directory)
 	if err != nil {
@@ -146,7 +161,11 @@ func (i *Image) claim() error {
 	}
 	sweep(all)
 	for i.lock == nil {
-		if i.dir, err = i.store.Beside(directory, i.image.Digest.Encoded()); err != nil {
+		i.dir, err = i.store.Beside(directory, identity.ChainID(i.diffIDs()).Encoded())
+		if errors.Is(err, os.ErrNotExist) { // another has just removed what was empty
+			continue
+		}
+		if err != nil {
 			return err
 		}
 		if i.lock, err = lockDir(i.ctx, i.dir); err != nil {
@@ -214,8 +233,11 @@ func (i *Image) begin(snapshotter string) error {
 	for _, d := range i.blobs() {
 		b := &blob{i: i, desc: d, path: filepath.Join(i.dir, d.Digest.Encoded())}
 		here, err := b.place()
-		if err != nil {
-			return fmt.Errorf("make a place for blob %s: %w", d.Digest, err)
+		if err != nil { // the blobs are on a file system of their own, say
+			for _, b := range missing {
+				b.w.Close()
+			}
+			return fmt.Errorf("make a place for blob %s: %w: %w", d.Digest, err, ErrWhole)
 		}
 		if here {
 			i.feed.Arrived(b.path)
@@ -243,12 +265,8 @@ func (i *Image) begin(snapshotter string) error {
 
 // topmost returns the directory of the image's topmost layer.
 func (i *Image) topmost(snapshotter string) (dir string, err error) {
-	ids, err := i.RootFS(i.ctx)
-	if err != nil {
-		return "", err
-	}
 	shots, key := i.c.SnapshotService(snapshotter), "gpuckpt-look-"+rand.Text()
-	mounts, err := shots.View(i.ctx, key, identity.ChainID(ids).String())
+	mounts, err := shots.View(i.ctx, key, identity.ChainID(i.diffIDs()).String())
 	if err != nil {
 		return "", fmt.Errorf("look at the image's layers: %w", err)
 	}

@@ -117,6 +117,9 @@ func (f *Feed) serve(listener *net.UnixListener, blobs string) {
 		}
 		f.mu.Lock()
 		f.sources = append(f.sources, c)
+		if f.over { // Close has looked already
+			_ = c.SetDeadline(time.Now().Add(closeWithin))
+		}
 		f.mu.Unlock()
 		f.serving.Go(func() {
 			defer c.Close()
@@ -337,7 +340,9 @@ func (s *Source) listen(in *json.Decoder) {
 func (s *Source) Set(c *images.Checkpoint) {
 	for _, a := range c.Areas() {
 		for i := range a.Location {
-			a.Location[i].Arrival = arrival{s, a.Location[i].Path}
+			if path := a.Location[i].Path; filepath.Dir(path) == s.Blobs {
+				a.Location[i].Arrival = arrival{s, path}
+			}
 		}
 	}
 }

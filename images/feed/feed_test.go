@@ -26,7 +26,7 @@ func both(t *testing.T) (*Feed, *Source) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f := serving(t, dir, "/blobs")
+	f := serving(t, dir, ".")
 	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -63,7 +63,7 @@ func await(ctx context.Context, c *images.Checkpoint, piece int) error {
 // one that arrived before another failed.
 func TestArrives(t *testing.T) {
 	f, s := both(t)
-	if s.Blobs != "/blobs" {
+	if s.Blobs != "." {
 		t.Errorf("the blobs are in %q", s.Blobs)
 	}
 	c := of(s, "a", "b", "c")
@@ -93,6 +93,15 @@ func TestArrives(t *testing.T) {
 	s.Close()
 	if err := f.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A piece that is not among the blobs does not arrive: it is here.
+func TestElsewhere(t *testing.T) {
+	_, s := both(t)
+	c := of(s, "a", "/layer/.gpuckpt/gpu-1-0.000000000000")
+	if at := c.Areas()[0].Location; at[0].Arrival == nil || at[1].Arrival != nil {
+		t.Errorf("they are %+v", at)
 	}
 }
 
@@ -230,7 +239,7 @@ func TestToldBeforeItServes(t *testing.T) {
 	f.Arrived("/a")
 	for range 2 {
 		dir := t.TempDir()
-		if err := f.Serve(dir, "/blobs"); err != nil {
+		if err := f.Serve(dir, "/"); err != nil {
 			t.Fatal(err)
 		}
 		s, err := Open(dir)
@@ -273,11 +282,10 @@ func FuzzSource(f *testing.F) {
 			t.Fatal("no directory was taken for one")
 		}
 		s.listen(in)
-		c := of(s, "a", "never named "+string(sent))
-		if await(t.Context(), c, 1) == nil {
+		if (arrival{s, "never named " + string(sent)}).Await(t.Context(), 0, 1) == nil {
 			t.Fatal("a file that nobody has named has arrived")
 		}
-		if err := await(t.Context(), c, 0); (err == nil) != s.here["a"] {
+		if err := (arrival{s, "a"}).Await(t.Context(), 0, 1); (err == nil) != s.here["a"] {
 			t.Fatalf("a file that was named: %v", err)
 		}
 	})
@@ -291,7 +299,7 @@ func TestBeside(t *testing.T) {
 		t.Fatalf("without a feed: %v, %v", s, err)
 	}
 	for range 2 {
-		f := serving(t, snapshot, "/blobs")
+		f := serving(t, snapshot, "/")
 		first, err := Beside(dirs)
 		if err != nil {
 			t.Fatal(err)

@@ -78,11 +78,17 @@ func (p *part) check(ctx context.Context) {
 	}
 	slices.SortFunc(p.layers, func(a, b int) int { return cmp.Compare(offset(a), offset(b)) })
 	for _, i := range p.layers {
-		p.whole = p.v.layer(ctx, i, func(r io.Reader) error {
+		read := func(r io.Reader) error {
 			return p.piece(p.v.manifest.Layers[i].Digest.String(), offset(i), uint64(p.v.manifest.Layers[i].Size), r)
-		}) && p.whole
+		}
+		if !p.whole { // what is behind a missing piece has no place: its own digest is looked at alone
+			read = nil
+		}
+		p.whole = p.v.layer(ctx, i, read) && p.whole
 	}
-	p.zeros(p.end)
+	if p.whole {
+		p.zeros(p.end)
+	}
 }
 
 // finish compares the blocks that two parts share.

@@ -177,6 +177,26 @@ func TestAnUnchangedPartIsReused(t *testing.T) {
 	}
 }
 
+// What a previous image has encrypted is for others' keys, and is stored again.
+func TestNothingEncryptedIsReused(t *testing.T) {
+	store := newLayout(t)
+	dir := newCheckpoint(t, 0, random(3<<20))
+	first := build(t, store, dir, Options{Compression: Zstd})
+	m, _, err := manifestOf(t.Context(), store, first.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, _, err := readConfig(t.Context(), store, &m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Layers[0].MediaType += "+encrypted"
+	previous := rewritten(t, store, m, config)
+	if second := build(t, store, dir, Options{Compression: Zstd, Previous: &previous}); second.Manifest.Digest != first.Manifest.Digest {
+		t.Errorf("it is another image: %+v", second)
+	}
+}
+
 func TestTheSameCheckpointGivesTheSameLayers(t *testing.T) {
 	dir := newCheckpoint(t, 0x1000, testAreas()...)
 	a := build(t, newLayout(t), dir, Options{Threads: 1})

@@ -172,7 +172,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	previous := make(map[string]layer)
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
-		if kind != LayerGPU && kind != LayerCRIU {
+		if kind != LayerGPU && kind != LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") { // for others' keys
 			continue
 		}
 		ok, err := content.Exists(ctx, b.store, d)
@@ -246,7 +246,11 @@ func (b *builder) writeImage(ctx context.Context, m ocispec.Manifest, config map
 func References(m *ocispec.Manifest) map[string]string {
 	refs := map[string]string{"containerd.io/gc.ref.content.config": m.Config.Digest.String()}
 	for i, l := range m.Layers {
-		refs[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
+		kind := "l"
+		if !cimages.IsLayerType(l.MediaType) { // which `ctr content prune references` takes for unpacked
+			kind = "gpu"
+		}
+		refs[fmt.Sprintf("containerd.io/gc.ref.content.%s.%d", kind, i)] = l.Digest.String()
 	}
 	return refs
 }

@@ -228,7 +228,7 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 	top := -1
 	for i, l := range m.Layers {
 		kind := l.Annotations[annotations.Layer]
-		if blob := kind == LayerGPU && strings.HasPrefix(l.MediaType, MediaTypeGPU); kind != "" && !blob && !cimages.IsLayerType(l.MediaType) {
+		if blob := kind == LayerGPU && strings.TrimSuffix(l.MediaType, "+encrypted") == MediaTypeGPU; kind != "" && !blob && !cimages.IsLayerType(l.MediaType) {
 			return 0, fmt.Errorf("%w: what has the annotation %s=%s is of the type %s", images.ErrDamaged, annotations.Layer, kind, l.MediaType)
 		}
 		if kind != LayerCRIU {

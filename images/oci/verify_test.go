@@ -387,3 +387,42 @@ func refusesOthers(t *testing.T, store *testLayout, c Compression, gpu int) {
 	}
 	refuses(t, store, edited(func(m *ocispec.Manifest) { m.Layers = slices.Delete(m.Layers, gpu, gpu+1) }), images.ErrDamaged, "gpu-1-0 is damaged: block 0")
 }
+
+// Of a blob that is missing it says so, and not that what is in its place, or behind it, is damaged.
+func TestVerifyAMissingBlob(t *testing.T) {
+	store := newLayout(t)
+	state := make([]byte, 60<<20)
+	copy(state, random(1<<20))
+	copy(state[40<<20:], random(1<<20))
+	r := build(t, store, newCheckpoint(t, 0, state), Options{})
+	m, _, err := manifestOf(t.Context(), store, r.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blobs []ocispec.Descriptor
+	for i, l := range m.Layers {
+		if l.MediaType != MediaTypeGPU {
+			continue
+		}
+		blobs = append(blobs, l)
+		if of := References(&m)[fmt.Sprintf("containerd.io/gc.ref.content.gpu.%d", i)]; of != l.Digest.String() {
+			t.Errorf("containerd keeps %q for blob %s", of, l.Digest)
+		}
+	}
+	if len(blobs) != 2 {
+		t.Fatalf("there are %d blobs", len(blobs))
+	}
+	for _, b := range blobs {
+		path := blobPath(store.dir, b.Digest)
+		if err := os.Rename(path, path+"x"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Verify(t.Context(), store, r.Manifest, nil)
+		if err == nil || !strings.Contains(err.Error(), b.Digest.String()) || strings.Contains(err.Error(), "block") {
+			t.Errorf("got %v", err)
+		}
+		if err := os.Rename(path+"x", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -162,7 +162,7 @@ func (s *Source) handler(store content.Store, local func() *localstore.Store, pl
 // same store; nil: there is none on this machine.
 func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *localstore.Store, d ocispec.Descriptor) error {
 	large := d.MediaType == oci.MediaTypeGPU || d.Annotations[annotations.Layer] == oci.LayerCRIU
-	if !large || local() == nil {
+	if !large || d.Digest.Validate() != nil || d.Digest.Algorithm() != digest.Canonical || local() == nil {
 		return s.Store(ctx, store, d)
 	}
 	if has, err := content.Exists(ctx, store, d); has || err != nil {

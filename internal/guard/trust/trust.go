@@ -97,9 +97,11 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 	if afresh, err = view.StartsAfresh(); err != nil || afresh != "" {
 		return nil, nil, afresh, err
 	}
-	source, err := feed.Beside(dirs) // before anything is read: it goes when all is here
-	if err != nil {
-		return nil, nil, "", err
+	var source *feed.Source
+	if len(roots) > 1 { // a directory for each layer; beside another one is what others have put there
+		if source, err = feed.Beside(dirs); err != nil { // before anything is read: it goes when all is here
+			return nil, nil, "", err
+		}
 	}
 	defer func() {
 		if err != nil {
@@ -109,16 +111,15 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 	if err := admit(ctx, read, true, dirs, rest); err != nil {
 		return nil, nil, "", err
 	}
-	if source != nil {
-		blobs = source.Blobs
-	}
 	found, err := images.OpenImage(blobs, roots...)
-	if err != nil {
+	if source == nil || err == nil { // containerd may have all by another pull
+		source.Close()
+		return found, nil, "", err
+	}
+	if found, err = images.OpenImage(source.Blobs, roots...); err != nil {
 		return nil, nil, "", err
 	}
-	if source != nil {
-		source.Set(found)
-	}
+	source.Set(found)
 	return found, source, "", nil
 }
 
