@@ -92,7 +92,8 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	left := k.Status.Phase == api.Running
 	if left {
 		// What the agent has seen may be older than what it has done.
-		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase != api.Running {
+		uid := k.UID
+		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.UID != uid || k.Status.Phase != api.Running || k.Status.Node != c.node {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
@@ -393,11 +394,13 @@ func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, e
 	err = patiently(ctx, func() error {
 		err := c.client.Status().Update(ctx, k)
 		for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
-			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.UID != uid || k.Status.Phase.Over() {
+			var now api.Checkpoint
+			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), &now); err != nil || now.UID != uid || now.Status.Phase.Over() {
 				over = err == nil
 				return err
 			}
-			k.Status = status
+			now.Status = status
+			*k = now
 		}
 		return err
 	})

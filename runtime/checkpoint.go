@@ -570,15 +570,15 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 		return err
 	}
 	programs, err := tmpfs.Install(c.bundle, images)
-	if err != nil {
-		return err
-	}
-	tell, err := told.Look(c.pid, c.tree)
-	if err != nil {
-		return err
+	var tell *told.Told
+	if err == nil {
+		tell, err = told.Look(c.pid, c.tree)
 	}
 	if err := inspected(); err != nil {
 		return fmt.Errorf("its own restore would refuse it: %w", err)
+	}
+	if err != nil {
+		return err
 	}
 	dumpLog := criu.DumpLog(c.bundle, view.LogDir, c.namespace+"-"+c.id)
 	if err = dumpLog.Remove(); err == nil {
@@ -596,17 +596,13 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return back(err)
 	}
-	var lacks []string
-	noted := beside(func() (err error) {
+	hidden := beside(func() error {
 		image.Warm()
-		if lacks, err = scheduling.Save(images, c.tree); err != nil {
-			return err
-		}
 		return locks.Hidden(c.tree)
 	})
 	watch := criu.StartWatch(ctx, c.id, false, view.CRIUTimeout())
 	err = s.runcDump(with, c, images, opts)
-	unnoted := noted()
+	none := hidden()
 	if err = watch.Stop(err); err != nil {
 		if err = dumpLog.Explain(err); adapt.IsUnsent(err) {
 			err = fmt.Errorf("%w: %w", adapt.ErrUnsent, err)
@@ -615,8 +611,8 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 		c.unlockNetwork(ctx)
 		return back(err)
 	}
-	if unnoted != nil {
-		return unnoted
+	if none != nil {
+		return none
 	}
 	if err := locks.Complete(dumped); err != nil {
 		return err
@@ -631,6 +627,10 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 		return err
 	}
 	if err := openfiles.Save(images, dumped, c.pid, c.tree); err != nil {
+		return err
+	}
+	lacks, err := scheduling.Save(images, c.tree)
+	if err != nil {
 		return err
 	}
 	return c.noteDifferent(ctx, images, dumped, len(tell.Closed), lacks)

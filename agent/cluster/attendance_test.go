@@ -239,9 +239,14 @@ func TestAttendanceForTheNode(t *testing.T) {
 	several := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "several"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
 		`{"auths": {"r.test": {"auth": "YTpi"}, "r.test/team": {"auth": "YTpi"}, "https://r.test/team/job": {"auth": "eDp5"}, "r.test/team/jo": {"auth": "YTpi"}, "r.test/team/job/own": {"auth": "YTpi"}}}`)}}
 	opaque := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "opaque"}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"key": []byte("secret")}}
-	for _, c := range []struct{ secret, key, reason string }{{"registry", "https://r.test/v1/", ""}, {"several", "https://r.test/team/job", ""}, {"opaque", "", "NoSecret"}, {"none", "", "NoSecret"}} {
-		k := newTest(t, secret.DeepCopy(), several.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
-			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/team/job", PushSecret: c.secret, LeaveRunning: new(false)}})
+	hub := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "hub"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
+		`{"auths": {"https://index.docker.io/v1/": {"auth": "YTpi"}, "docker.io/team": {"auth": "eDp5"}}}`)}}
+	for _, c := range []struct{ secret, repository, key, reason string }{
+		{"registry", "r.test/team/job", "r.test", ""}, {"several", "r.test/team/job", "r.test", ""}, {"hub", "docker.io/team/job", "https://index.docker.io/v1/", ""},
+		{"opaque", "r.test/team/job", "", "NoSecret"}, {"none", "r.test/team/job", "", "NoSecret"},
+	} {
+		k := newTest(t, hub.DeepCopy(), secret.DeepCopy(), several.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
+			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: c.repository, PushSecret: c.secret, LeaveRunning: new(false)}})
 		r := &attendance{cluster: k.cluster, namespace: "ns"}
 		look := func() (now api.Checkpoint) {
 			t.Helper()

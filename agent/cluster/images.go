@@ -133,7 +133,7 @@ func (d deletes) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // auths returns what the Checkpoint's secret has for the repository that it is pushed to: of several entries the one
-// with the longest path, as a kubelet chooses that pulls. Nothing else of it is read: programs that give credentials
+// with the longest path that has the repository in it. Nothing else of it is read: programs that give credentials
 // would run on the node, as root. What no other try would mend is a failure.
 func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn.AuthConfig, error) {
 	if k.Spec.PushSecret == "" {
@@ -160,6 +160,10 @@ func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn
 	if err := json.Unmarshal(data, &config); err != nil {
 		return nil, api.Fail(api.NoSecret, "read the push secret %s: %w", secret.Name, err)
 	}
+	asked := repository.RegistryStr() // what a push looks up
+	if asked == name.DefaultRegistry {
+		asked = authn.DefaultAuthKey
+	}
 	longest, found := -1, map[string]authn.AuthConfig{}
 	for _, key := range slices.Sorted(maps.Keys(config.Auths)) {
 		_, rest, ok := strings.Cut(key, "://")
@@ -167,11 +171,14 @@ func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn
 			rest = key
 		}
 		host, path, _ := strings.Cut(strings.TrimSuffix(rest, "/"), "/")
+		if host == "docker.io" || host == "registry-1.docker.io" {
+			host = name.DefaultRegistry
+		}
 		if path == "v1" || path == "v2" { // of the registry's protocol
 			path = ""
 		}
 		if host == repository.RegistryStr() && strings.HasPrefix(repository.RepositoryStr()+"/", strings.TrimPrefix(path+"/", "/")) && len(path) > longest {
-			longest, found = len(path), map[string]authn.AuthConfig{key: config.Auths[key]}
+			longest, found = len(path), map[string]authn.AuthConfig{asked: config.Auths[key]}
 		}
 	}
 	return found, nil

@@ -425,7 +425,7 @@ func (r *heirs) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resul
 		case err != nil || string(old.UID) != uid:
 			ungate(&fresh)
 			return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
-		case old.DeletionTimestamp != nil:
+		case old.DeletionTimestamp != nil || old.Status.Phase == corev1.PodFailed:
 			return ctrl.Result{RequeueAfter: again}, nil
 		}
 	}

@@ -326,7 +326,7 @@ func objectsReference(t *testing.T, b *bytes.Buffer) {
 	}
 }
 
-// reasonsReference writes the reasons of events and conditions. The agent and the controller name no other one.
+// reasonsReference writes the reasons of events and conditions. Events and failures name no other one.
 func reasonsReference(t *testing.T, b *bytes.Buffer) {
 	t.Helper()
 	b.WriteString("\n### Reasons\n\nOf events and of conditions. The message has the cause.\n\n| reason | meaning |\n|---|---|\n")

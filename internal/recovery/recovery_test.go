@@ -225,6 +225,25 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// A record that was not on the disk when the power was lost is in nobody's way.
+func TestEmptyRecord(t *testing.T) {
+	for name, recover := range map[string]func(config.Node, string) error{
+		"sweep": func(node config.Node, _ string) error { Sweep(t.Context(), node, "ns"); return nil },
+		"recover": func(node config.Node, path string) error {
+			_, err := Recover(t.Context(), node, path, false)
+			return err
+		},
+	} {
+		path, node := record(t, func(*journal.Record) {})
+		if err := errors.Join(os.Truncate(path, 0), recover(node, path)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: it is there: %v", name, err)
+		}
+	}
+}
+
 // A pod's network that the CRIU of a checkpoint has locked is unlocked, also when the container has ended.
 func TestNetworkOfDeadShim(t *testing.T) {
 	iptables, err := exec.LookPath("iptables")

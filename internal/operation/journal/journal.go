@@ -225,11 +225,17 @@ func Remove(path string) error {
 	return nil
 }
 
-// Read reads a record. The error is os.ErrNotExist if there is none.
+// ErrEmpty is the error of a record that was never flushed when the power was lost: nothing of its operation is left.
+var ErrEmpty = errors.New("it is empty: the power was lost")
+
+// Read reads a record. The error is os.ErrNotExist if there is none, or ErrEmpty.
 func Read(path string) (*Record, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
+	}
+	if len(data) == 0 {
+		return nil, fmt.Errorf("read the record %s: %w", path, ErrEmpty)
 	}
 	r := new(Record)
 	if err := json.Unmarshal(data, r); err != nil {

@@ -91,7 +91,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []struct{ text, says string }{
-		{"", "unexpected end"},
+		{"", "it is empty"},
 		{strings.Replace(string(good), `"schema": 1`, `"schema": 2`, 1), "has schema 2 and this program knows 1"},
 		{strings.Replace(string(good), `"container": "c"`, `"container": "d"`, 1), "is of container d"},
 	} {
