@@ -93,7 +93,7 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	if err := i.fetch(src.Image, i.image.Config); err != nil { //nolint:contextcheck // i.ctx is made of it
 		return nil, err
 	}
-	if i.store, err = localstore.Of(i.ctx, c); err != nil { // it knows the store by what was fetched
+	if i.store, err = localstore.Of(i.ctx, c); err != nil { //nolint:contextcheck // as above; it knows the store by what was fetched
 		return nil, fmt.Errorf("%w: %w", err, ErrWhole)
 	}
 	if err := i.claim(); err != nil { //nolint:contextcheck // as above
@@ -103,10 +103,7 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 		return nil, err
 	}
 	if err := i.begin(snapshotter); err != nil { //nolint:contextcheck // as above
-		if cause := context.Cause(i.ctx); cause != nil { // a blob's, which has ended all else
-			err = cause
-		}
-		return nil, err
+		return nil, cmp.Or(context.Cause(i.ctx), err) //nolint:contextcheck // a blob's, which has ended all else
 	}
 	return i, nil
 }
