@@ -76,8 +76,8 @@ type controller struct {
 	pods sync.Map // the UIDs of pods that are being checkpointed, and the client.ObjectKeys of their Checkpoints
 }
 
-// errOver is the error of a Checkpoint that the controller has ended meanwhile.
-var errOver = errors.New("the controller has ended the Checkpoint")
+// errOver is the error of a Checkpoint that the controller has ended meanwhile, or somebody replaced.
+var errOver = errors.New("the controller has ended the Checkpoint, or it is another one")
 
 // Reconcile is called for each change of a Checkpoint, never twice at once for one.
 func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
@@ -92,7 +92,8 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 	left := k.Status.Phase == api.Running
 	if left {
 		// What the agent has seen may be older than what it has done.
-		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.Status.Phase.Over() {
+		uid := k.UID
+		if err := c.direct.Get(ctx, r.NamespacedName, &k); err != nil || k.UID != uid || k.Status.Phase != api.Running || k.Status.Node != c.node {
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
 	}
@@ -228,7 +229,7 @@ func (c *controller) checkpoint(ctx context.Context, k *api.Checkpoint, key hpke
 	}
 	if err != nil || pod.UID != k.Status.PodUID {
 		if pod = nil; made == nil {
-			return nil, nil, api.Fail("PodNotFound", "the pod %s is gone", k.Spec.Pod)
+			return nil, nil, api.Fail(api.PodNotFound, "the pod %s is gone", k.Spec.Pod)
 		}
 	}
 	c.pods.Store(k.Status.PodUID, client.ObjectKeyFromObject(k))
@@ -295,7 +296,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 			}
 		}
 		if len(w.Containers) == 0 {
-			return nil, api.Fail("NotRunning", "no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))
+			return nil, api.Fail(api.NotRunning, "no %s of the pod %s runs: it is %s, and has %s", strings.TrimSpace("container "+k.Spec.Container), pod.Name, pod.Status.Phase, strings.Join(has, ", "))
 		}
 		w.Image = images(k) + strconv.Itoa(len(w.Containers))
 		if len(w.Containers) == 1 && len(pod.Spec.Containers) > 1 {
@@ -309,7 +310,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		}
 		if made == nil {
 			if made, err = c.work.Checkpoint(ctx, w); err != nil {
-				return nil, api.Fail("CheckpointFailed", "%w", err)
+				return nil, api.Fail(api.CheckpointFailed, "%w", err)
 			}
 		} else {
 			c.work.Push(ctx, w, made)
@@ -333,7 +334,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 		failed = append(failed, err)
 	}
 	if err := errors.Join(failed...); err != nil {
-		return made, api.Fail("PushFailed", "%w", err)
+		return made, api.Fail(api.PushFailed, "%w", err)
 	}
 	return made, nil
 }
@@ -348,20 +349,24 @@ func (c *controller) credentials(ctx context.Context, k *api.Checkpoint, key hpk
 	for k.Status.Handover == nil || k.Status.Handover.Sealed == nil {
 		select {
 		case <-wait.Done():
-			return nil, api.Fail("NoCredentials", "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
+			return nil, api.Fail(api.NoCredentials, "the controller has not handed over the push secret within %s: see whether the Deployment gpuckpt-controller is ready", handover)
 		case <-time.After(look):
 		}
-		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k)
-		if err == nil && k.Status.Phase.Over() {
+		var now api.Checkpoint
+		err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), &now)
+		if err == nil && (now.UID != k.UID || now.Status.Phase.Over()) {
 			return nil, errOver
 		}
 		if err != nil && !api.Passes(err) {
 			return nil, err
 		}
+		if err == nil {
+			*k = now
+		}
 	}
 	credentials, err := k.Status.Handover.Open(string(k.UID), key)
 	if err != nil {
-		return nil, api.Fail("NoCredentials", "open what the controller has handed over: %w", err)
+		return nil, api.Fail(api.NoCredentials, "open what the controller has handed over: %w", err)
 	}
 	return credentials, nil
 }
@@ -382,17 +387,20 @@ func (c *controller) ends(ctx context.Context, k *api.Checkpoint) bool {
 	return err != nil || now.UID != k.Status.PodUID || now.DeletionTimestamp != nil || now.Status.Phase == corev1.PodFailed
 }
 
-// write writes the status of a Checkpoint. over says that somebody has said before what came of it.
+// write writes the status of a Checkpoint. over says that somebody has said before what came of it, or has made another
+// one of its name.
 func (c *controller) write(ctx context.Context, k *api.Checkpoint) (over bool, err error) {
-	status := k.Status
+	status, uid := k.Status, k.UID
 	err = patiently(ctx, func() error {
 		err := c.client.Status().Update(ctx, k)
 		for ; apierrors.IsConflict(err); err = c.client.Status().Update(ctx, k) { // somebody has put a label to it, or it is over
-			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), k); err != nil || k.Status.Phase.Over() {
+			var now api.Checkpoint
+			if err := c.direct.Get(ctx, client.ObjectKeyFromObject(k), &now); err != nil || now.UID != uid || now.Status.Phase.Over() {
 				over = err == nil
 				return err
 			}
-			k.Status = status
+			now.Status = status
+			*k = now
 		}
 		return err
 	})
@@ -406,9 +414,9 @@ func (c *controller) end(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod
 		return context.Cause(ctx) // this agent ends, and the next one goes on
 	}
 	ctx = context.WithoutCancel(ctx)
-	kind, phase, reason, message := corev1.EventTypeNormal, api.Succeeded, "Pushed", "all is in the registry"
+	kind, phase, reason, message := corev1.EventTypeNormal, api.Succeeded, api.Pushed, "all is in the registry"
 	if err != nil {
-		kind, phase, reason, message = corev1.EventTypeWarning, api.Failed, "Failed", api.Text(err.Error())
+		kind, phase, reason, message = corev1.EventTypeWarning, api.Failed, api.OtherCause, api.Text(err.Error())
 		if f, ok := errors.AsType[*api.Failure](err); ok {
 			reason = f.Reason
 		}

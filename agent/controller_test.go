@@ -378,6 +378,52 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
+// A Checkpoint that takes the name of one at work does not get what came of that one.
+func TestReplaced(t *testing.T) {
+	named := func(uid types.UID, secret string) *api.Checkpoint {
+		return &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: uid}, Spec: api.Spec{Pod: "pod", Repository: "r/job", PushSecret: secret}, Status: api.Status{Node: "here", PodUID: "1"}}
+	}
+	for _, c := range []struct {
+		name, secret string
+		before       bool // the agent has not seen yet that it is replaced
+	}{{name: "while it works"}, {name: "while it waits for its credentials", secret: "registry"}, {name: "an agent that was killed", before: true}} {
+		fresh := named("fresh", "")
+		replace := func(ctx context.Context, to client.Client) error {
+			made := fresh.DeepCopy()
+			err := errors.Join(to.Delete(ctx, made.DeepCopy()), to.Create(ctx, made))
+			made.Status = fresh.Status
+			return errors.Join(err, to.SubResource("status").Update(ctx, made))
+		}
+		cluster := world(t, named("uid-of-k", c.secret), runningPod("here", "a")).WithInterceptorFuncs(interceptor.Funcs{
+			SubResourceUpdate: func(ctx context.Context, to client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+				err := to.SubResource(sub).Update(ctx, o, opts...)
+				if o.GetUID() == "uid-of-k" && err == nil {
+					err = replace(ctx, to)
+				}
+				return err
+			},
+		}).Build()
+		events := record.NewFakeRecorder(10)
+		r := &controller{client: cluster, direct: cluster, events: events, node: "here", work: &diary{}, now: time.Now}
+		if c.before {
+			if err := replace(t.Context(), cluster); err != nil {
+				t.Fatal(err)
+			}
+			old := named("uid-of-k", "")
+			old.Status.Phase = api.Running
+			r.client = behind{cluster, old}
+		}
+		_, err := r.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKeyFromObject(fresh)})
+		var now api.Checkpoint
+		if err := errors.Join(err, cluster.Get(t.Context(), client.ObjectKeyFromObject(fresh), &now)); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		if now.UID != "fresh" || now.Status.Phase != "" || now.Status.Restarts > 0 || len(events.Events) > 0 {
+			t.Errorf("%s: the other one is %+v, %d events", c.name, now.Status, len(events.Events))
+		}
+	}
+}
+
 // ending is a worker whose agent ends while it works.
 type ending struct {
 	*diary

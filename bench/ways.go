@@ -26,12 +26,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/registryserver"
 )
 
-// waysCase is a node with a kubelet, whose CRI has gpuckpt's snapshotter, and a registry.
+// waysCase is a node with a kubelet, and a registry.
 type waysCase struct {
 	b      *bench
 	n      *node.Node
 	server *registryserver.Server
-	plugin *harness.Snapshotter
 	cdi    string
 	size   uint64
 	ref    string // the image of ctr's container, and podRef that of a pod's
@@ -57,7 +56,7 @@ func (cmd *command) measureWays(ctx context.Context, b *bench, r *report.Results
 	}
 	for round := range b.rounds {
 		for _, rate := range cmd.rates {
-			for _, way := range []string{report.WayRestore, report.WayCtr, report.WayPod, report.WayPulled} {
+			for _, way := range []string{report.WayRestore, report.WayCtr, report.WayPod} {
 				o := report.WayRun{ImageOutcome: report.ImageOutcome{Size: size, Round: round + 1}, Way: way, Rate: rate, Alone: w.alone}
 				if ctx.Err() != nil || time.Now().After(b.end) {
 					b.notRun = append(b.notRun, o.Name()+": the time is over")
@@ -80,18 +79,10 @@ func (cmd *command) measureWays(ctx context.Context, b *bench, r *report.Results
 	return nil
 }
 
-// start starts the node, the snapshotter and the registry.
+// start starts the node and the registry.
 func (w *waysCase) start(ctx context.Context, dir string) error {
-	var begun error
-	config := func(home string) string {
-		if w.plugin, begun = harness.StartSnapshotter(w.b.c.Bins(), home, nil); begun != nil {
-			return ""
-		}
-		return w.plugin.Config()
-	}
 	var err error
-	w.n, err = node.Start(ctx, node.Options{Bins: w.b.c.Bins(), GPU: w.b.c.GPU(), Dir: dir, ConfigIn: config})
-	if err = errors.Join(begun, err); err != nil {
+	if w.n, err = node.Start(ctx, node.Options{Bins: w.b.c.Bins(), GPU: w.b.c.GPU(), Dir: dir}); err != nil {
 		return err
 	}
 	if err := w.n.SetShimConfig(shimConfig(w.n.Containerd, "staging", w.b.settings)); err != nil {
@@ -113,7 +104,6 @@ func (w *waysCase) close() (err error) {
 	if w.n != nil {
 		err = w.n.Stop()
 	}
-	w.plugin.Stop()
 	if w.server != nil {
 		err = errors.Join(err, w.server.Close())
 	}
@@ -181,11 +171,9 @@ func (w *waysCase) once(ctx context.Context, r *report.WayRun, port int) (err er
 	remove := func() error { return w.n.Remove(clean, waysContainer) }
 	switch r.Way {
 	case report.WayRestore:
-		err = w.n.Gpuckpt(ctx, &struct{}{}, "restore", w.ref, "--pull", "--name", waysContainer, "--net-host", "--gpus", "0", "--cdi-spec-dirs", w.cdi, "--snapshotter", "overlayfs")
+		err = w.n.Gpuckpt(ctx, &struct{}{}, "restore", w.ref, "--pull", "--name", waysContainer, "--net-host", "--gpus", "0", "--cdi-spec-dirs", w.cdi, "--snapshotter", w.n.Snapshotter())
 	case report.WayCtr:
-		err = w.run(ctx, "gpuckpt", port)
-	case report.WayPulled:
-		err = w.run(ctx, "overlayfs", port)
+		err = w.run(ctx, port)
 	case report.WayPod:
 		remove = func() error { return w.n.DeleteStatic(clean, waysContainer) }
 		_, err = w.n.RunStatic(ctx, waysContainer, w.manifest(w.podRef, map[string]string{annotations.Restore: "true"}, "pattern"))
@@ -204,12 +192,12 @@ func (w *waysCase) once(ctx context.Context, r *report.WayRun, port int) (err er
 }
 
 // run pulls and runs the image with ctr.
-func (w *waysCase) run(ctx context.Context, snapshotter string, port int) error {
-	if _, err := w.n.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", snapshotter, w.ref); err != nil {
+func (w *waysCase) run(ctx context.Context, port int) error {
+	if _, err := w.n.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", w.n.Snapshotter(), w.ref); err != nil {
 		return err
 	}
 	_, err := w.n.Run(ctx, harness.RunSpec{
-		ID: waysContainer, Image: w.ref, GPUs: []int{0}, Port: port, Args: []string{"gpuwork"}, Snapshotter: snapshotter,
+		ID: waysContainer, Image: w.ref, GPUs: []int{0}, Port: port, Args: []string{"gpuwork"},
 		Annotations: map[string]string{annotations.Restore: "true"},
 	})
 	return err

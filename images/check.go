@@ -31,7 +31,8 @@ func (e *BlockError) Error() string {
 	if e.Path != "" {
 		in = "in " + e.Path
 	}
-	return fmt.Sprintf("%s is damaged: block %d of %d bytes, %s, has the digest %s, not %s", e.Area, e.Block, BlockBytes, in, e.Got, e.Want)
+	// Not Got: an image that points to another's blob would be told what to claim.
+	return fmt.Sprintf("%s is damaged: block %d of %d bytes, %s, has another digest than %s", e.Area, e.Block, BlockBytes, in, e.Want)
 }
 
 // Is makes a BlockError an ErrDamaged.

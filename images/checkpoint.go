@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/tarname"
@@ -129,8 +130,9 @@ func (c *Checkpoint) file(name string) *File {
 }
 
 // OpenImage is Open for an unpacked checkpoint image. roots is its root directory, or those of its
-// layers, the topmost first. ErrNoMetadata also reports an image that is not a checkpoint.
-func OpenImage(roots ...string) (*Checkpoint, error) {
+// layers, the topmost first. blobs is the directory of the blobs that pieces are in, see Pointer, by the hexadecimal
+// digits of their digests. ErrNoMetadata also reports an image that is not a checkpoint.
+func OpenImage(blobs string, roots ...string) (*Checkpoint, error) {
 	dirs, err := ImageDirs(roots...)
 	if err != nil {
 		return nil, err
@@ -139,10 +141,78 @@ func OpenImage(roots ...string) (*Checkpoint, error) {
 		return nil, fmt.Errorf("%w in any of the image's layers", ErrNoMetadata)
 	}
 	c, err := list(dirs)
+	if err == nil {
+		err = c.follow(blobs)
+	}
 	if err != nil {
 		return nil, err
 	}
 	return c.complete(false)
+}
+
+// follow finds the blobs of those pieces that an image has a Pointer for.
+func (c *Checkpoint) follow(blobs string) error {
+	for _, pieces := range c.pieces {
+		for i := range pieces {
+			if err := pieces[i].follow(blobs); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (p *Piece) follow(blobs string) error {
+	if p.Bytes >= pageBytes {
+		return nil // a piece is whole pages
+	}
+	f, err := p.Open()
+	if err != nil {
+		return fmt.Errorf("open checkpoint: %w", err)
+	}
+	defer f.Close()
+	text := make([]byte, p.Bytes)
+	if _, err := f.ReadAt(text, 0); err != nil {
+		return fmt.Errorf("open checkpoint: %w", err)
+	}
+	to, err := ParsePointer(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", p, err)
+	}
+	if blobs == "" { // else a file of the working directory
+		return fmt.Errorf("%w: %s says that blob %s has GPU state, and where blobs are is not known", ErrDamaged, p, to.Digest)
+	}
+	path := filepath.Join(blobs, to.Digest.Encoded())
+	st, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: blob %s, which has GPU state, is not in %s: `gpuckpt image pull` fetches what an image lacks, with --decrypt-key what is encrypted", ErrDamaged, to.Digest, blobs)
+	}
+	if err != nil {
+		return fmt.Errorf("open checkpoint: %w", err)
+	}
+	if !st.Mode().IsRegular() || uint64(st.Size()) != to.Bytes {
+		return fmt.Errorf("%w: %s is no file of %d bytes", ErrDamaged, path, to.Bytes)
+	}
+	p.Path, p.Bytes = path, to.Bytes
+	return nil
+}
+
+// Pointer is the content of the file that an image has in the place of a piece whose bytes are a blob of the image.
+type Pointer struct {
+	Digest digest.Digest // of the algorithm digest.Canonical
+	Bytes  uint64
+}
+
+// String returns what is in the file: fewer bytes than a page, which no piece has.
+func (p Pointer) String() string { return fmt.Sprintf("%s %d\n", p.Digest, p.Bytes) }
+
+// ParsePointer parses what String returned. The error is ErrDamaged.
+func ParsePointer(text string) (p Pointer, err error) {
+	if _, err := fmt.Sscanf(text, "%s %d\n", &p.Digest, &p.Bytes); err != nil || p.String() != text ||
+		p.Digest.Validate() != nil || p.Digest.Algorithm() != digest.Canonical || p.Bytes < pageBytes {
+		return Pointer{}, fmt.Errorf("%w: it is neither whole pages of GPU state, nor says which blob has them", ErrDamaged)
+	}
+	return p, nil
 }
 
 // ImageDirs returns the ImageDir of those layers that have one, the topmost first; none if the

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +51,7 @@ func put(t *testing.T, path string, data []byte) {
 
 func TestOpenImage(t *testing.T) {
 	roots, content := layers(t)
-	c, err := OpenImage(roots...)
+	c, err := OpenImage("", roots...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +83,7 @@ func TestOpenImage(t *testing.T) {
 			}
 		}
 	}
-	if c, err = OpenImage(roots[0]); err != nil {
+	if c, err = OpenImage("", roots[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
@@ -104,7 +105,7 @@ func TestOtherImagesAreNone(t *testing.T) {
 	if dirs, err := ImageDirs(t.TempDir(), t.TempDir()); err != nil || dirs != nil {
 		t.Errorf("got %v, %v", dirs, err)
 	}
-	if _, err := OpenImage(t.TempDir()); !errors.Is(err, ErrNoMetadata) {
+	if _, err := OpenImage("", t.TempDir()); !errors.Is(err, ErrNoMetadata) {
 		t.Errorf("got %v", err)
 	}
 	// A layer above has removed the checkpoint.
@@ -132,9 +133,12 @@ func TestOpenRefuses(t *testing.T) {
 		"a directory": {func(t *testing.T, r []string) { os.Mkdir(filepath.Join(r[0], ImageDir, "sub"), 0o700) }, "sub is not a regular file"},
 		"a FIFO":      {func(t *testing.T, r []string) { unix.Mkfifo(filepath.Join(r[0], ImageDir, "x.img"), 0o600) }, "x.img is not a regular file"},
 		"a piece cut": {func(t *testing.T, r []string) {
-			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 100)
+			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 5000)
 		}, "is truncated"},
-		"a piece empty": {func(t *testing.T, r []string) { os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 0) }, "is not a piece"},
+		"a piece of no page": {func(t *testing.T, r []string) {
+			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 100)
+		}, "nor says which blob"},
+		"a piece empty": {func(t *testing.T, r []string) { os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 0) }, "nor says which blob"},
 		"a piece too long": {func(t *testing.T, r []string) {
 			os.Truncate(filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)), 5<<20)
 		}, "is not a piece"},
@@ -152,7 +156,7 @@ func TestOpenRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			roots, _ := layers(t)
 			c.damage(t, roots)
-			if _, err := OpenImage(roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), c.says) {
+			if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
 		})
@@ -163,7 +167,7 @@ func TestOpenRefuses(t *testing.T) {
 		if err := os.RemoveAll(filepath.Join(roots[i], ImageDir)); err != nil {
 			t.Fatal(err)
 		}
-		c, err := OpenImage(roots...)
+		c, err := OpenImage("", roots...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -172,6 +176,85 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("a piece missing: %v", err)
 		}
 	}
+}
+
+// A piece may be a blob of its own, which the image points to.
+func TestPointer(t *testing.T) {
+	const size = 2 << 20
+	at := func(r []string) string { return filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)) }
+	pointer := func(t *testing.T, r []string) (blobs string, to Pointer) {
+		t.Helper()
+		data, err := os.ReadFile(at(r))
+		if err != nil {
+			t.Fatal(err)
+		}
+		to = Pointer{Digest: digest.FromBytes(data), Bytes: uint64(len(data))}
+		blobs = t.TempDir()
+		put(t, filepath.Join(blobs, to.Digest.Encoded()), data)
+		put(t, at(r), []byte(to.String()))
+		return blobs, to
+	}
+	roots, _ := layers(t)
+	blobs, to := pointer(t, roots)
+	c, err := OpenImage(blobs, roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := c.Areas()[0].Location[0]; p.Path != filepath.Join(blobs, to.Digest.Encoded()) || p.Bytes != size {
+		t.Errorf("the piece is %+v", p)
+	}
+	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
+		t.Error(err)
+	}
+	t.Chdir(blobs)
+	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("without a directory of blobs: %v", err)
+	}
+	for name, bad := range map[string]struct {
+		damage func(t *testing.T, blobs string, to Pointer, r []string)
+		says   string
+	}{
+		"it is not there": {func(t *testing.T, blobs string, to Pointer, _ []string) {
+			os.Remove(filepath.Join(blobs, to.Digest.Encoded()))
+		}, "gpuckpt image pull"},
+		"it is shorter": {func(t *testing.T, blobs string, to Pointer, _ []string) {
+			os.Truncate(filepath.Join(blobs, to.Digest.Encoded()), size-4096)
+		}, "no file of"},
+		"it is a link": {func(t *testing.T, blobs string, to Pointer, _ []string) {
+			path := filepath.Join(blobs, to.Digest.Encoded())
+			os.Rename(path, path+"x")
+			os.Symlink(path+"x", path)
+		}, "no file of"},
+		"elsewhere": {func(t *testing.T, _ string, _ Pointer, r []string) {
+			put(t, at(r), []byte("sha256:../../../etc/passwd 2097152\n"))
+		}, "nor says which blob"},
+		"another digest": {func(t *testing.T, _ string, _ Pointer, r []string) {
+			put(t, at(r), []byte("sha512:"+strings.Repeat("0a", 64)+" 2097152\n"))
+		}, "nor says which blob"},
+		"more behind it": {func(t *testing.T, _ string, to Pointer, r []string) { put(t, at(r), []byte(to.String()+"x")) }, "nor says which blob"},
+		"no page": {func(t *testing.T, _ string, to Pointer, r []string) {
+			put(t, at(r), []byte(Pointer{to.Digest, 100}.String()))
+		}, "nor says which blob"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			roots, _ := layers(t)
+			blobs, to := pointer(t, roots)
+			bad.damage(t, blobs, to, roots)
+			if _, err := OpenImage(blobs, roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), bad.says) {
+				t.Errorf("got %v, want %q", err, bad.says)
+			}
+		})
+	}
+}
+
+func FuzzPointer(f *testing.F) {
+	f.Add(Pointer{Digest: digest.FromString("blob"), Bytes: 4096}.String())
+	f.Fuzz(func(t *testing.T, text string) {
+		p, err := ParsePointer(text)
+		if err == nil && (p.String() != text || len(text) >= pageBytes || strings.ContainsAny(p.Digest.Encoded(), "./")) {
+			t.Errorf("%q is taken as %+v", text, p)
+		}
+	})
 }
 
 func drop(t *testing.T, root, name string) {
@@ -220,7 +303,7 @@ func TestOpenFlat(t *testing.T) {
 // Whatever the metadata and the files' names say, what is opened is in order.
 func FuzzOpenFiles(f *testing.F) {
 	m := sample()
-	m.Processes[0].Areas[0].Bytes, m.Processes[0].Areas[0].Digests = 4096, []string{digest}
+	m.Processes[0].Areas[0].Bytes, m.Processes[0].Areas[0].Digests = 4096, []string{blockDigest}
 	valid, err := EncodeMetadata(m)
 	if err != nil {
 		f.Fatal(err)
@@ -255,7 +338,7 @@ func FuzzOpenFiles(f *testing.F) {
 func ExampleOpenImage() {
 	// An unpacked image's layers, the topmost first, as in an overlay's
 	// lowerdir.
-	checkpoint, err := OpenImage("/layers/2/fs", "/layers/1/fs")
+	checkpoint, err := OpenImage("/content/blobs/sha256", "/layers/2/fs", "/layers/1/fs")
 	if errors.Is(err, ErrNoMetadata) {
 		fmt.Println("no checkpoint")
 		return

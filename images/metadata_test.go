@@ -23,7 +23,7 @@ const (
 	uuid1 = "GPU-00000000-0000-4000-8000-000000000001"
 )
 
-var digest = "blake3:" + strings.Repeat("0a", 32)
+var blockDigest = "blake3:" + strings.Repeat("0a", 32)
 
 func TestZeroBlockDigest(t *testing.T) {
 	zeros := make([]byte, BlockBytes)
@@ -47,7 +47,7 @@ func sample() *Metadata {
 		CUDAVersion:   "13.0",
 		GPUs:          []GPU{{UUID: uuid0, Name: "NVIDIA H200", Memory: 150_000_000_000}},
 		Processes: []Process{{PID: 1, RestoreThread: 7, State: "running", GPUs: []string{uuid0}, Bytes: 1 << 27, Areas: []Area{
-			{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: 1<<27 - 4096, Offset: 4096, Digests: []string{digest, digest}},
+			{File: "gpu-1-0", Start: 0x7f0000001000, Bytes: 1<<27 - 4096, Offset: 4096, Digests: []string{blockDigest, blockDigest}},
 		}}},
 		Phases: []Phase{{Name: "lock", Took: 15 * time.Millisecond}, {Name: "dump", Start: time.Second, Took: time.Second, Bytes: 4096}},
 	}
@@ -126,9 +126,9 @@ func TestParseMetadataRefuses(t *testing.T) {
 		"other file":         {edit(`"file": "gpu-1-0"`, `"file": "pages-1.img"`), ErrMalformed},
 		"half a page":        {edit(`"offset": 4096`, `"offset": 2048`), ErrMalformed},
 		"far offset":         {edit(`"offset": 4096`, `"offset": 4194304`), ErrMalformed},
-		"a digest short":     {edit(`"`+digest+`",`, ``), ErrMalformed},
-		"no digest":          {edit(digest, "blake3:0"), ErrMalformed},
-		"version 1's digest": {edit(digest, "xxh3-128:"+strings.Repeat("0a", 16)), ErrMalformed},
+		"a digest short":     {edit(`"`+blockDigest+`",`, ``), ErrMalformed},
+		"no digest":          {edit(blockDigest, "blake3:0"), ErrMalformed},
+		"version 1's digest": {edit(blockDigest, "xxh3-128:"+strings.Repeat("0a", 16)), ErrMalformed},
 		"past the end":       {edit(fmt.Sprint(0x7f0000001000), "18446744073709547520"), ErrMalformed},
 		"unknown GPU":        {edit("        \"GPU-0", "        \"GPU-1"), ErrMalformed},
 		"UUID with newline":  {edit(`"uuid": "GPU-`, `"uuid": "GPU-\n`), ErrMalformed},
@@ -227,7 +227,7 @@ func custom() *Metadata {
 	p := &m.Processes[0]
 	p.GPUs, p.CustomStorage = append(p.GPUs, uuid1), true
 	p.Areas[0].Start, p.Areas[0].Offset, p.Areas[0].GPU = 0, 0, uuid0
-	p.Areas = append(p.Areas, Area{File: "gpu-1-1", Bytes: 4096, GPU: uuid1, Digests: []string{digest}})
+	p.Areas = append(p.Areas, Area{File: "gpu-1-1", Bytes: 4096, GPU: uuid1, Digests: []string{blockDigest}})
 	return m
 }
 

@@ -122,6 +122,11 @@ func (s *Service) checkpoint(ctx context.Context, c *container, r *taskAPI.Check
 		return err
 	}
 	defer func() { c.end(ctx, stuck) }()
+	if gpu { // else dumpSigned does it, beside CRIU
+		if err := c.journal.FlushBeside()(); err != nil {
+			return err
+		}
+	}
 	opts = cmp.Or(opts, new(options.CheckpointOptions))
 	for try := 1; ; try++ {
 		k := &checkpointing{pausing: pausing{s: s, c: c, read: read}, turn: turn, q: sequence.New("checkpoint", c.id), images: imagedir.Dir{Path: r.Path}, opts: opts}
@@ -211,7 +216,11 @@ func (k *checkpointing) dumpSigned(ctx context.Context, thaw func() error) (err 
 	}
 	k.memory = k.c.pastCRIU(ctx, k.images.Path, k.read)
 	defer k.memory.Close()
+	flushed := k.c.journal.FlushBeside()
 	if err := k.dumpStaying(ctx); err != nil {
+		return err
+	}
+	if err := flushed(); err != nil {
 		return err
 	}
 	if !k.opts.Exit {
@@ -429,7 +438,6 @@ func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
 		return err
 	}
 	k.dumped = criu.Open(k.images.Path)
-	go image.Fields() // to have read it when images are: it takes half a millisecond
 	if k.holds = k.keeps && k.opts.Exit; k.holds {
 		pids, _ := k.c.pids() // of one that has ended there are none
 		criu.HoldConnections(pids)
@@ -561,10 +569,14 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if _, err := c.writeSettings(ctx, view, locks.Break()); err != nil {
 		return err
 	}
+	programs, err := tmpfs.Install(c.bundle, images)
+	var tell *told.Told
+	if err == nil {
+		tell, err = told.Look(c.pid, c.tree)
+	}
 	if err := inspected(); err != nil {
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
-	programs, err := tmpfs.Install(c.bundle, images)
 	if err != nil {
 		return err
 	}
@@ -579,16 +591,15 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	tell, err := told.Look(c.pid, c.tree)
-	if err != nil {
-		return back(err)
-	}
 	memory.Begin()
 	with, err := tell.Environment(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)))
 	if err != nil {
 		return back(err)
 	}
-	hidden := beside(func() error { return locks.Hidden(c.tree) })
+	hidden := beside(func() error {
+		image.Warm()
+		return locks.Hidden(c.tree)
+	})
 	watch := criu.StartWatch(ctx, c.id, false, view.CRIUTimeout())
 	err = s.runcDump(with, c, images, opts)
 	none := hidden()

@@ -88,6 +88,8 @@ type container struct {
 // restoreState is what a container created from a checkpoint is made of.
 type restoreState struct {
 	dir string
+	// blobs has GPU state of an image, see images.OpenImage.
+	blobs string
 	// unpacked says that containerd made dir for this restore alone.
 	unpacked bool
 	// checkpoint is what open returned, nil before it was called.

@@ -47,9 +47,9 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	began := time.Now()
 	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
 	ctx = k.c.logged(ctx)
+	gctune.Begin()
 	if k.restores {
-		gctune.Begin()
-		go image.Fields() // to have read it when images are: it takes half a millisecond
+		go image.Warm()
 	}
 	resp, err := k.run(ctx)
 	if err == nil {
@@ -206,7 +206,6 @@ func (k *creating) fit(ctx context.Context) error {
 	if c.restore == nil {
 		return cmp.Or(c.fitSpec(ctx, view, spec), c.deny(spec, nil))
 	}
-	gctune.Begin()
 	capable := beside(func() error { return criu.CheckOnce(ctx, criu.Shim{}, view.CRIU.Path) }) // which takes milliseconds
 	if err := c.fitSpec(ctx, view, spec); err != nil {
 		return err

@@ -7,8 +7,9 @@ import (
 	"context"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/status"
 
-	"github.com/gpuckpt/gpuckpt/internal/node/visible/rpc"
+	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
 
 // UnaryServerInterceptor makes the text of all errors visible, runc's service's too: a text that is not
@@ -17,7 +18,9 @@ func (s *Service) UnaryServerInterceptor() ttrpc.UnaryServerInterceptor {
 	return func(ctx context.Context, decode ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 		reply, err := method(ctx, decode)
 		if err != nil {
-			return nil, rpc.Error(toGRPC(err))
+			is := status.Convert(toGRPC(err)).Proto() // with its code and its details
+			is.Message = visible.Text(is.GetMessage())
+			return nil, status.FromProto(is).Err()
 		}
 		return reply, nil
 	}

@@ -16,17 +16,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
-// begin writes the record of an operation, and flushes it, when what dead shims have left is out of
-// its way.
+// begin writes the record of an operation, when what dead shims have left is out of its way.
 func (c *container) begin(ctx context.Context, read config.Source, rec journal.Record) error {
-	if err := c.beginUnflushed(ctx, read, rec); err != nil {
-		return err
-	}
-	return c.journal.FlushBeside()()
-}
-
-// beginUnflushed is begin for an operation that flushes the record later.
-func (c *container) beginUnflushed(ctx context.Context, read config.Source, rec journal.Record) error {
 	gctune.Begin()
 	view, err := read()
 	if err != nil {

@@ -109,7 +109,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 	if c.restore.unpacked {
 		rec.Unpacked = c.restore.dir
 	}
-	if err := c.beginUnflushed(ctx, c.config, rec); err != nil {
+	if err := c.begin(ctx, c.config, rec); err != nil {
 		return nil, err
 	}
 	defer func() { c.end(context.WithoutCancel(ctx), q.Stuck) }()

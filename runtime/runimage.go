@@ -67,7 +67,8 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) (
 	if mounts {
 		compared = nil // it cannot be read for long
 	}
-	found, source, reason, err := trust.OpenUnpacked(ctx, c.config, dirs, roots, compared)
+	blobs := bundle.Blobs(c.bundle)
+	found, source, reason, err := trust.OpenImage(ctx, c.config, blobs, dirs, roots, compared)
 	if err != nil {
 		rest.Close()
 		return false, err
@@ -77,7 +78,7 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) (
 		entry.Infof("the image is a checkpoint and starts afresh: %s", reason)
 		return true, nil
 	}
-	c.restore = &restoreState{dir: found.Dir, checkpoint: found, arriving: source, rest: rest}
+	c.restore = &restoreState{dir: found.Dir, blobs: blobs, checkpoint: found, arriving: source, rest: rest}
 	if mounts {
 		// By Start runc's service has mounted the root file system.
 		c.restore.mounted = filepath.Join(c.bundle, "rootfs")
@@ -88,13 +89,7 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) (
 }
 
 // admit refuses a checkpoint that the client names, if the node's policy does not let it in.
-func (r *restoreState) admit(ctx context.Context, read config.Source) (err error) {
-	if !r.unpacked {
-		r.checkpoint, r.arriving, err = trust.OpenArriving(ctx, read, r.dir, &r.rest)
-	}
-	if err != nil || r.checkpoint != nil {
-		return err
-	}
+func (r *restoreState) admit(ctx context.Context, read config.Source) error {
 	return trust.Admit(ctx, read, r.dir, &r.rest)
 }
 
@@ -131,7 +126,7 @@ func (r *restoreState) reopen() error {
 	if r.mounted == "" {
 		return nil
 	}
-	found, err := images.OpenImage(r.mounted)
+	found, err := images.OpenImage(r.blobs, r.mounted)
 	if err != nil {
 		return err
 	}

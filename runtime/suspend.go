@@ -135,6 +135,9 @@ func (k *suspending) preflight(ctx context.Context) (uint64, error) {
 func (k *suspending) makeSpillDir(ctx context.Context) (_ uint64, err error) {
 	k.c.spill, err = staging.MakeSpillDir(k.parent, k.c.namespace+"-"+k.c.id, k.c.bundle)
 	k.c.journal.Spills(ctx, k.c.spillDir())
+	if err == nil {
+		err = k.c.journal.FlushBeside()() // what will be there is flushed, too
+	}
 	return 0, err
 }
 

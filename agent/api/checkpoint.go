@@ -67,15 +67,11 @@ func (p Phase) Over() bool { return p == Succeeded || p == Failed }
 
 // The types of conditions, as a Job has them: each is there and true, or not there.
 const (
-	Complete    = "Complete"
-	HasFailed   = "Failed"
-	Interrupted = "Interrupted" // a reason of Failed
-	NoAgent     = "NoAgent"     // another
+	Complete  = "Complete"
+	HasFailed = "Failed"
 	// Waiting is there while one waits for what may never come. Of a Checkpoint NoAgent and NotScheduled are
 	// its reasons, and those of Failed when it has waited in vain. Queued waits for another one.
-	Waiting      = "Waiting"
-	NotScheduled = "PodNotScheduled"
-	Queued       = "Queued"
+	Waiting = "Waiting"
 )
 
 // The stages.

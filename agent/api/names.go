@@ -28,7 +28,7 @@ const (
 // Labels and annotations of what the controller makes.
 const (
 	// EvictedLabel has the UID of the pod that a Checkpoint or Migration was made for, at its end. It is
-	// for people: whoever makes an object may write it, so nothing is done for its sake.
+	// for people: whoever makes an object may write it, so little is done for its sake: another pod is refused.
 	EvictedLabel = "gpuckpt.dev/evicted"
 	// ScheduleLabel has the name of the schedule that made a Checkpoint.
 	ScheduleLabel = "gpuckpt.dev/schedule"

@@ -140,9 +140,11 @@ func (r *attendance) assign(ctx context.Context, k *api.Checkpoint) (*api.Failur
 	err := r.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.Pod}, &pod)
 	switch {
 	case apierrors.IsNotFound(err):
-		return api.Fail("PodNotFound", "there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace), nil
+		return api.Fail(api.PodNotFound, "there is no pod %s in the namespace %s", k.Spec.Pod, k.Namespace), nil
 	case err != nil:
 		return nil, err
+	case k.Labels[api.EvictedLabel] != "" && k.Labels[api.EvictedLabel] != string(pod.UID): // its tag may be that of the one that has ended
+		return api.Fail(api.PodNotFound, "the pod %s that was to be checkpointed before its end is gone, and another one has its name", k.Spec.Pod), nil
 	case pod.Spec.NodeName == "":
 		return api.Fail(api.NotScheduled, "the pod %s is on no node yet: %s; make a Checkpoint of it when it runs", k.Spec.Pod, whyPending(&pod)), nil
 	}

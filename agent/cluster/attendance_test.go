@@ -38,6 +38,7 @@ func TestAttendance(t *testing.T) {
 		status api.Status
 		gone   bool          // no agents' namespace is known
 		goes   bool          // the Checkpoint is deleted
+		ended  string        // the UID of the pod whose end it was made for
 		limit  time.Duration // how long it waits; 0: patience
 		reason string        // of its failure; empty: it is left alone
 		says   string
@@ -50,6 +51,8 @@ func TestAttendance(t *testing.T) {
 		{name: "left in the middle", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
 		{name: "left in the middle, and deleted", pod: running("job", "here"), status: api.Status{Phase: api.Running, Node: "here"}, goes: true, reason: api.NoAgent, says: "has left the checkpoint of the pod job unfinished"},
 		{name: "no pod", reason: "PodNotFound", limit: time.Nanosecond, says: "no pod job in the namespace ns"},
+		{name: "another pod of the name, which does not end", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), ended: "another", reason: api.PodNotFound, limit: time.Nanosecond, says: "another one has its name"},
+		{name: "a busy agent, and the pod ends", pod: evicted(running("job", "here")), agent: agentOn("here", corev1.ConditionTrue), ended: "12345678-9"},
 		{name: "a busy agent", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue)},
 		{name: "in the middle", pod: running("job", "here"), agent: agentOn("here", corev1.ConditionTrue), status: api.Status{Phase: api.Running, Node: "here"}},
 		{name: "in the middle, and the agent ends after it", pod: running("job", "here"), agent: leaving, status: api.Status{Phase: api.Running, Node: "here"}},
@@ -59,6 +62,9 @@ func TestAttendance(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			checkpoint := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r/job"}, Status: c.status}
+			if c.ended != "" {
+				checkpoint.Labels = map[string]string{api.EvictedLabel: c.ended}
+			}
 			if c.goes {
 				now := metav1.Now()
 				checkpoint.Finalizers, checkpoint.DeletionTimestamp = []string{api.ImageFinalizer}, &now
@@ -230,10 +236,17 @@ func TestMigrationWithoutAnAgent(t *testing.T) {
 func TestAttendanceForTheNode(t *testing.T) {
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "registry"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
 		`{"credHelpers": {"r.test": "own"}, "credsStore": "own", "auths": {"https://r.test/v1/": {"auth": "eDp5"}, "other.test": {"auth": "eDp5"}}}`)}}
+	several := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "several"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
+		`{"auths": {"r.test": {"auth": "YTpi"}, "r.test/team": {"auth": "YTpi"}, "https://r.test/team/job": {"auth": "eDp5"}, "r.test/team/jo": {"auth": "YTpi"}, "r.test/team/job/own": {"auth": "YTpi"}}}`)}}
 	opaque := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "opaque"}, Type: corev1.SecretTypeOpaque, Data: map[string][]byte{"key": []byte("secret")}}
-	for _, c := range []struct{ secret, reason string }{{"registry", ""}, {"opaque", "NoSecret"}, {"none", "NoSecret"}} {
-		k := newTest(t, secret.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
-			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: "r.test/job", PushSecret: c.secret, LeaveRunning: new(false)}})
+	hub := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "hub"}, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(
+		`{"auths": {"https://index.docker.io/v1/": {"auth": "YTpi"}, "docker.io/team": {"auth": "eDp5"}}}`)}}
+	for _, c := range []struct{ secret, repository, key, reason string }{
+		{"registry", "r.test/team/job", "r.test", ""}, {"several", "r.test/team/job", "r.test", ""}, {"hub", "docker.io/team/job", "https://index.docker.io/v1/", ""},
+		{"opaque", "r.test/team/job", "", "NoSecret"}, {"none", "r.test/team/job", "", "NoSecret"},
+	} {
+		k := newTest(t, hub.DeepCopy(), secret.DeepCopy(), several.DeepCopy(), opaque.DeepCopy(), running("job", "here"), agentOn("here", corev1.ConditionTrue),
+			&api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "k"}, Spec: api.Spec{Pod: "job", Repository: c.repository, PushSecret: c.secret, LeaveRunning: new(false)}})
 		r := &attendance{cluster: k.cluster, namespace: "ns"}
 		look := func() (now api.Checkpoint) {
 			t.Helper()
@@ -257,7 +270,7 @@ func TestAttendanceForTheNode(t *testing.T) {
 			continue
 		}
 		got, err := now.Status.Handover.Open("k", key)
-		if want := `{"auths":{"https://r.test/v1/":{"username":"x","password":"y","auth":"eDp5"}}}`; err != nil || string(got) != want {
+		if want := `{"auths":{"` + c.key + `":{"username":"x","password":"y","auth":"eDp5"}}}`; err != nil || string(got) != want {
 			t.Errorf("it has %s, %v", got, err)
 		}
 		if _, err := now.Status.Handover.Open("other", key); err == nil {

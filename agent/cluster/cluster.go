@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/gpuckpt/gpuckpt/agent/api"
 	"github.com/gpuckpt/gpuckpt/agent/turns"
@@ -75,15 +76,16 @@ func Add(m manager.Manager, o Options) error {
 	build := func(name string) *ctrl.Builder {
 		return ctrl.NewControllerManagedBy(m).Named(name).WithOptions(runner.Options{MaxConcurrentReconciles: turns.AtOnce})
 	}
+	share, move := func(r reconcile.Reconciler) reconcile.Reconciler { return new(turns.Turns).Share(r) }, new(turns.Turns)
 	return errors.Join(
-		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(turns.Share(&migrations{c})),
-		build("heir").For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(heir))).Complete(&heirs{c}),
-		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(turns.Share(&schedules{c})),
-		build("ending").For(&corev1.Pod{}, ends).Complete(turns.Share(&endings{c})),
+		build("migration").For(&api.Migration{}).Owns(&api.Checkpoint{}).Watches(&corev1.Pod{}, own).Complete(move.Share(&migrations{c})),
+		build("heir").For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(moved))).Complete(move.Share(&heirs{c})),
+		build("schedule").For(&api.CheckpointSchedule{}).Watches(&api.Checkpoint{}, bySchedule).Complete(share(&schedules{c})),
+		build("ending").For(&corev1.Pod{}, ends).Complete(share(&endings{c})),
 		build("template").Watches(&corev1.Pod{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(replica))).
 			Watches(&api.Checkpoint{}, namespace, builder.WithPredicates(predicate.NewPredicateFuncs(ofTemplate))).Complete(&templates{cluster: c}),
-		build("attendance").For(&api.Checkpoint{}).Complete(turns.Share(&attendance{cluster: c, namespace: o.Namespace})),
-		build("image").For(&api.Checkpoint{}).Complete(turns.Share(&pruner{c, o.PlainHTTP})),
+		build("attendance").For(&api.Checkpoint{}).Complete(share(&attendance{cluster: c, namespace: o.Namespace})),
+		build("image").For(&api.Checkpoint{}).Complete(share(&pruner{c, o.PlainHTTP})),
 		build("key").For(&api.NodeKey{}).WatchesMetadata(aNode(), &handler.EnqueueRequestForObject{}, comesOrGoes).Complete(&formerNodes{c, o.KeepKeys}),
 	)
 }

@@ -50,12 +50,12 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 		return ctrl.Result{}, nil
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err): // no repository, or none that is one
 		why := api.Text(fmt.Sprintf("it ends without a checkpoint: %v", err))
-		r.events.Event(&pod, corev1.EventTypeWarning, "CheckpointRefused", why)
+		r.events.Event(&pod, corev1.EventTypeWarning, api.CheckpointRefused, why)
 		return ctrl.Result{}, r.refuse(ctx, &pod, why)
 	case err != nil:
 		return ctrl.Result{}, err
 	}
-	r.events.Event(&pod, corev1.EventTypeNormal, "CheckpointBegins", "it ends, and is checkpointed before: "+made.Name)
+	r.events.Event(&pod, corev1.EventTypeNormal, api.CheckpointBegins, "it ends, and is checkpointed before: "+made.Name)
 	return ctrl.Result{}, nil
 }
 

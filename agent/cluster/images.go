@@ -57,7 +57,7 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
-		r.events.Event(&k, corev1.EventTypeWarning, "ImageKept", api.Text(err.Error()))
+		r.events.Event(&k, corev1.EventTypeWarning, api.ImageKept, api.Text(err.Error()))
 	}
 	controllerutil.RemoveFinalizer(&k, api.ImageFinalizer)
 	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &k))
@@ -73,7 +73,7 @@ func (r *pruner) prune(ctx context.Context, k *api.Checkpoint) error {
 		return err
 	}
 	login := authn.Anonymous
-	for _, a := range auths {
+	for _, a := range auths { // one
 		login = authn.FromConfig(a)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, pruneTry, fmt.Errorf("the registry has not answered within %s", pruneTry))
@@ -132,41 +132,54 @@ func (d deletes) RoundTrip(r *http.Request) (*http.Response, error) {
 	return elsewhere.RoundTrip(r)
 }
 
-// auths returns what the Checkpoint's secret has for the registry that it is pushed to. Nothing else of it
-// is read: programs that give credentials would run on the node, as root. What no other try would mend is
-// a failure.
+// auths returns what the Checkpoint's secret has for the repository that it is pushed to: of several entries the one
+// with the longest path that has the repository in it. Nothing else of it is read: programs that give credentials
+// would run on the node, as root. What no other try would mend is a failure.
 func (c cluster) auths(ctx context.Context, k *api.Checkpoint) (map[string]authn.AuthConfig, error) {
 	if k.Spec.PushSecret == "" {
 		return nil, nil
 	}
 	repository, err := name.NewRepository(k.Spec.Repository)
 	if err != nil {
-		return nil, api.Fail("NoRepository", "%w", err)
+		return nil, api.Fail(api.NoRepository, "%w", err)
 	}
 	var secret corev1.Secret
 	if err := c.direct.Get(ctx, client.ObjectKey{Namespace: k.Namespace, Name: k.Spec.PushSecret}, &secret); err != nil {
 		if !api.Passes(err) {
-			err = api.Fail("NoSecret", "read the push secret: %w", err)
+			err = api.Fail(api.NoSecret, "read the push secret: %w", err)
 		}
 		return nil, err
 	}
 	data, ok := secret.Data[corev1.DockerConfigJsonKey]
 	if !ok {
-		return nil, api.Fail("NoSecret", "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
+		return nil, api.Fail(api.NoSecret, "the push secret %s has the type %s: it must be %s", secret.Name, secret.Type, corev1.SecretTypeDockerConfigJson)
 	}
 	var config struct {
 		Auths map[string]authn.AuthConfig `json:"auths"`
 	}
 	if err := json.Unmarshal(data, &config); err != nil {
-		return nil, api.Fail("NoSecret", "read the push secret %s: %w", secret.Name, err)
+		return nil, api.Fail(api.NoSecret, "read the push secret %s: %w", secret.Name, err)
 	}
-	maps.DeleteFunc(config.Auths, func(key string, _ authn.AuthConfig) bool {
+	asked := repository.RegistryStr() // what a push looks up
+	if asked == name.DefaultRegistry {
+		asked = authn.DefaultAuthKey
+	}
+	longest, found := -1, map[string]authn.AuthConfig{}
+	for _, key := range slices.Sorted(maps.Keys(config.Auths)) {
 		_, rest, ok := strings.Cut(key, "://")
 		if !ok {
 			rest = key
 		}
-		host, _, _ := strings.Cut(rest, "/")
-		return host != repository.RegistryStr()
-	})
-	return config.Auths, nil
+		host, path, _ := strings.Cut(strings.TrimSuffix(rest, "/"), "/")
+		if host == "docker.io" || host == "registry-1.docker.io" {
+			host = name.DefaultRegistry
+		}
+		if path == "v1" || path == "v2" { // of the registry's protocol
+			path = ""
+		}
+		if host == repository.RegistryStr() && strings.HasPrefix(repository.RepositoryStr()+"/", strings.TrimPrefix(path+"/", "/")) && len(path) > longest {
+			longest, found = len(path), map[string]authn.AuthConfig{asked: config.Auths[key]}
+		}
+	}
+	return found, nil
 }

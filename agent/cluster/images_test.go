@@ -112,7 +112,7 @@ func TestPruneElsewhere(t *testing.T) {
 // What one namespace has at work, of any kind, keeps no other's waiting.
 func TestNamespacesShareTheController(t *testing.T) {
 	begun, goesOn := make(chan struct{}), make(chan struct{})
-	r := turns.Share(reconcile.Func(func(_ context.Context, request ctrl.Request) (ctrl.Result, error) {
+	r := new(turns.Turns).Share(reconcile.Func(func(_ context.Context, request ctrl.Request) (ctrl.Result, error) {
 		if request.Name == "slow" {
 			close(begun)
 			<-goesOn

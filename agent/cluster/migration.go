@@ -30,10 +30,6 @@ const (
 	again = time.Second
 	// soon is the grace period of a pod that goes on elsewhere, in seconds. 0 would not wait for its end.
 	soon = 1
-	// podRefused is the reason where the API server does not take the new pod.
-	podRefused = "NewPodRefused"
-	// oldRefused is the reason where it does not delete the old one.
-	oldRefused = "OldPodRefused"
 )
 
 // migrations does Migrations. Each step looks at what is there and does what is missing, so it does
@@ -61,7 +57,7 @@ func (r *migrations) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if errors.Is(err, errWait) {
 		return r.wait(ctx, before, &m, f)
 	}
-	reason, message := "Migrated", fmt.Sprintf("the pod %s goes on as %s on the node %s", m.Spec.Pod, m.Status.NewPod, m.Status.To)
+	reason, message := api.Migrated, fmt.Sprintf("the pod %s goes on as %s on the node %s", m.Spec.Pod, m.Status.NewPod, m.Status.To)
 	kind, event := api.Complete, corev1.EventTypeNormal
 	m.Status.Phase = api.Succeeded
 	if err != nil {
@@ -130,16 +126,16 @@ func (r *migrations) migrate(ctx context.Context, m *api.Migration) error {
 	}
 	fresh, refused := r.newPod(ctx, m, &old, gone)
 	// A pod that ends is checkpointed all the same: a quota counts it until it has ended.
-	if f, ok := errors.AsType[*api.Failure](refused); refused != nil && (!ok || f.Reason != podRefused || m.Labels[api.EvictedLabel] == "") {
+	if f, ok := errors.AsType[*api.Failure](refused); refused != nil && (!ok || f.Reason != api.NewPodRefused || m.Labels[api.EvictedLabel] == "") {
 		return refused
 	}
 	var k *api.Checkpoint
-	if fresh == nil || !heir(fresh) { // else it has the images, and the old pod ends
+	if meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) == nil && (fresh == nil || !heir(fresh)) { // else it has the images
 		if k, err = r.checkpoint(ctx, m); err != nil {
 			return err
 		}
 	}
-	r.condition(m, api.Checkpointed, "Pushed", "the checkpoint is in the registry: "+m.Name)
+	r.condition(m, api.Checkpointed, api.Pushed, "the checkpoint is in the registry: "+m.Name)
 	if refused != nil {
 		return refused
 	}
@@ -181,15 +177,15 @@ func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Po
 	owner := metav1.GetControllerOf(old)
 	switch {
 	case gone:
-		return api.Fail("PodNotFound", "there is no pod %s in the namespace %s", m.Spec.Pod, m.Namespace)
+		return api.Fail(api.PodNotFound, "there is no pod %s in the namespace %s", m.Spec.Pod, m.Namespace)
 	case m.Status.NewPod == m.Spec.Pod:
-		return api.Fail("NameTaken", "the new pod cannot have the name of the old one: set newPod")
+		return api.Fail(api.NameTaken, "the new pod cannot have the name of the old one: set newPod")
 	case owner != nil:
-		return api.Fail("Owned", "the pod %s is of the %s %s, which would replace it: migrate pods that nothing owns, or have it restored from a tag that moves", old.Name, owner.Kind, owner.Name)
+		return api.Fail(api.Owned, "the pod %s is of the %s %s, which would replace it: migrate pods that nothing owns, or have it restored from a tag that moves", old.Name, owner.Kind, owner.Name)
 	case old.Spec.NodeName == "" || old.Status.Phase != corev1.PodRunning:
-		return api.Fail("NotRunning", "the pod %s does not run", old.Name)
+		return api.Fail(api.NotRunning, "the pod %s does not run", old.Name)
 	case old.Spec.NodeName == m.Spec.NodeName:
-		return api.Fail("SameNode", "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
+		return api.Fail(api.SameNode, "the pod %s runs on the node %s already", old.Name, m.Spec.NodeName)
 	}
 	var all api.MigrationList
 	if err := r.direct.List(ctx, &all, client.InNamespace(m.Namespace)); err != nil {
@@ -198,7 +194,7 @@ func (r *migrations) begin(ctx context.Context, m *api.Migration, old *corev1.Po
 	for _, other := range all.Items { // each would have a pod of its own go on from there
 		if other.UID != m.UID && other.Status.Phase == api.Running && other.Status.SourceUID == string(old.UID) {
 			if old.DeletionTimestamp != nil && meta.FindStatusCondition(other.Status.Conditions, api.Checkpointed) != nil { // its hook need not wait
-				return api.Fail("AlreadyMigrating", "the Migration %s has a checkpoint of the pod %s already", other.Name, old.Name)
+				return api.Fail(api.AlreadyMigrating, "the Migration %s has a checkpoint of the pod %s already", other.Name, old.Name)
 			}
 			return api.Fail(api.Queued, "%w for the Migration %s of the same pod", errWait, other.Name)
 		}
@@ -213,17 +209,17 @@ func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.P
 	err := r.pod(ctx, m, m.Status.NewPod, &fresh)
 	switch {
 	case err == nil && fresh.Annotations[api.MigrationAnnotation] != string(m.UID):
-		return nil, api.Fail("NameTaken", "there is another pod %s: set newPod", fresh.Name)
+		return nil, api.Fail(api.NameTaken, "there is another pod %s: set newPod", fresh.Name)
 	case err == nil && fresh.DeletionTimestamp != nil:
-		return nil, api.Fail("NewPodDeleted", "the new pod %s was deleted", fresh.Name)
+		return nil, api.Fail(api.NewPodDeleted, "the new pod %s was deleted", fresh.Name)
 	case err == nil:
 		return &fresh, nil
 	case !apierrors.IsNotFound(err):
 		return nil, err
 	case meta.FindStatusCondition(m.Status.Conditions, api.Checkpointed) != nil:
-		return nil, api.Fail("NewPodDeleted", "the new pod %s was deleted", m.Status.NewPod)
+		return nil, api.Fail(api.NewPodDeleted, "the new pod %s was deleted", m.Status.NewPod)
 	case gone:
-		return nil, api.Fail("PodNotFound", "the pod %s is gone", m.Spec.Pod)
+		return nil, api.Fail(api.PodNotFound, "the pod %s is gone", m.Spec.Pod)
 	}
 	made := copyOf(old, m)
 	if err := controllerutil.SetOwnerReference(m, made, r.client.Scheme()); err != nil {
@@ -231,7 +227,7 @@ func (r *migrations) newPod(ctx context.Context, m *api.Migration, old *corev1.P
 	}
 	switch err := r.client.Create(ctx, made); {
 	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err): // a quota, an admission
-		return nil, api.Fail(podRefused, "make the new pod: %w", err)
+		return nil, api.Fail(api.NewPodRefused, "make the new pod: %w", err)
 	case err != nil:
 		return nil, err
 	}
@@ -255,7 +251,7 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		}
 		switch err := r.client.Create(ctx, &k); {
 		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-			return nil, api.Fail("CheckpointRefused", "make the Checkpoint: %w", err)
+			return nil, api.Fail(api.CheckpointRefused, "make the Checkpoint: %w", err)
 		case err != nil:
 			return nil, err
 		}
@@ -265,16 +261,19 @@ func (r *migrations) checkpoint(ctx context.Context, m *api.Migration) (*api.Che
 		return nil, err
 	}
 	if !metav1.IsControlledBy(&k, m) {
-		return nil, api.Fail("NameTaken", "there is another Checkpoint %s: give the Migration another name", k.Name)
+		return nil, api.Fail(api.NameTaken, "there is another Checkpoint %s: give the Migration another name", k.Name)
+	}
+	if uid := string(k.Status.PodUID); uid != "" && uid != m.Status.SourceUID {
+		return nil, api.Fail(api.PodNotFound, "the pod %s is gone: the Checkpoint %s is of another one of its name", m.Spec.Pod, k.Name)
 	}
 	if k.DeletionTimestamp != nil { // its image may go with it
-		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s is deleted", k.Name)
+		return nil, api.Fail(api.CheckpointFailed, "the Checkpoint %s is deleted", k.Name)
 	}
 	switch k.Status.Phase {
 	case api.Succeeded:
 		return &k, nil
 	case api.Failed:
-		return nil, api.Fail("CheckpointFailed", "the Checkpoint %s has failed: %s", k.Name, k.WhyFailed())
+		return nil, api.Fail(api.CheckpointFailed, "the Checkpoint %s has failed: %s", k.Name, k.WhyFailed())
 	}
 	return nil, errWait
 }
@@ -286,7 +285,7 @@ func (r *migrations) give(ctx context.Context, m *api.Migration, k *api.Checkpoi
 		return nil
 	}
 	if missing := api.SetImages(&fresh.Spec, k.Images()); missing != "" {
-		return api.Fail("NotRunning", "the container %s did not run at the checkpoint", missing)
+		return api.Fail(api.NotRunning, "the container %s did not run at the checkpoint", missing)
 	}
 	if m.Spec.DeleteFirst {
 		metav1.SetMetaDataAnnotation(&fresh.ObjectMeta, api.AfterAnnotation, m.Status.SourceUID+"/"+m.Spec.Pod)
@@ -298,7 +297,7 @@ func (r *migrations) give(ctx context.Context, m *api.Migration, k *api.Checkpoi
 	}
 	err := r.client.Update(ctx, fresh)
 	if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) { // a policy of images
-		return api.Fail(podRefused, "give the new pod the images of the checkpoint: %w", err)
+		return api.Fail(api.NewPodRefused, "give the new pod the images of the checkpoint: %w", err)
 	}
 	return err
 }
@@ -328,7 +327,7 @@ func (r *migrations) ready(m *api.Migration, fresh *corev1.Pod) error {
 	case fresh.Status.Phase == corev1.PodSucceeded: // it went on, to its end
 		return nil
 	case fresh.Status.Phase == corev1.PodFailed || late:
-		return api.Fail("RestoreFailed", "the new pod is not ready %s after it could start: %s", limit, why)
+		return api.Fail(api.RestoreFailed, "the new pod is not ready %s after it could start: %s", limit, why)
 	}
 	return errWait
 }
@@ -344,7 +343,7 @@ func (r *migrations) remove(ctx context.Context, m *api.Migration, old *corev1.P
 		if r.now().Sub(by.Time) < patience {
 			return errWait
 		}
-		return api.Fail("OldPodTerminating", "%w for the pod %s, which was to end on the node %s by %s: see that node, and the pod's finalizers. If the machine is off for certain, "+
+		return api.Fail(api.OldPodTerminating, "%w for the pod %s, which was to end on the node %s by %s: see that node, and the pod's finalizers. If the machine is off for certain, "+
 			"kubectl taint nodes %s node.kubernetes.io/out-of-service=nodeshutdown:NoExecute, or kubectl delete pod %s --namespace %s --force, lets the Migration go on",
 			errWait, old.Name, m.Status.From, by.UTC().Format(time.RFC3339), m.Status.From, old.Name, old.Namespace)
 	}
@@ -352,9 +351,9 @@ func (r *migrations) remove(ctx context.Context, m *api.Migration, old *corev1.P
 	switch err := r.client.Delete(ctx, old, append(how, client.DryRunAll)...); {
 	case !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err):
 	case m.Spec.DeleteFirst: // the new pod waits: without a Migration it would start whenever the old one ends
-		return api.Fail(oldRefused, "delete the old pod: %w", err)
+		return api.Fail(api.OldPodRefused, "delete the old pod: %w", err)
 	default:
-		return api.Fail(oldRefused, "%w until the old pod can be deleted: %w", errWait, err)
+		return api.Fail(api.OldPodRefused, "%w until the old pod can be deleted: %w", errWait, err)
 	}
 	if old.Annotations[api.OnDeletion] != "" {
 		delete(old.Annotations, api.OnDeletion)
@@ -400,26 +399,46 @@ func (r *migrations) undo(ctx context.Context, m *api.Migration) error {
 	return client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID}))
 }
 
-// heirs opens the gates of pods that go on for another one, when that is gone: their Migrations may be gone by then.
+// heirs opens the gates of pods that go on for another one, when that is gone: their Migrations may be gone by then. A
+// pod whose Migration is gone before the old one was deleted it deletes: no other one looks after that. It has its
+// turns with migrations, which would delete the old one meanwhile.
 type heirs struct{ cluster }
 
 // heir reports whether a pod goes on for another one.
 func heir(pod client.Object) bool { return pod.GetAnnotations()[api.AfterAnnotation] != "" }
 
-// Reconcile is called for each change of such a pod.
+// moved reports whether a Migration has made a pod.
+func moved(pod client.Object) bool { return pod.GetAnnotations()[api.MigrationAnnotation] != "" }
+
+// Reconcile is called for each change of a pod that a Migration has made.
 func (r *heirs) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var old, fresh corev1.Pod
-	if err := r.direct.Get(ctx, request.NamespacedName, &fresh); err != nil || !heir(&fresh) || !gated(&fresh) {
+	if err := r.client.Get(ctx, request.NamespacedName, &fresh); err != nil || !gated(&fresh) || fresh.DeletionTimestamp != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	uid, name, _ := strings.Cut(fresh.Annotations[api.AfterAnnotation], "/")
-	err := r.direct.Get(ctx, client.ObjectKey{Namespace: fresh.Namespace, Name: name}, &old)
-	if client.IgnoreNotFound(err) != nil {
-		return ctrl.Result{}, err
+	if heir(&fresh) {
+		uid, name, _ := strings.Cut(fresh.Annotations[api.AfterAnnotation], "/")
+		err := r.direct.Get(ctx, client.ObjectKey{Namespace: fresh.Namespace, Name: name}, &old)
+		switch {
+		case client.IgnoreNotFound(err) != nil:
+			return ctrl.Result{}, err
+		case err != nil || string(old.UID) != uid:
+			ungate(&fresh)
+			return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
+		case old.DeletionTimestamp != nil || old.Status.Phase == corev1.PodFailed:
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
 	}
-	if err == nil && string(old.UID) == uid {
-		return ctrl.Result{RequeueAfter: again}, nil
+	for _, from := range []client.Reader{r.client, r.direct} { // the first costs nothing, and may be behind
+		var all api.MigrationList
+		if err := from.List(ctx, &all, client.InNamespace(fresh.Namespace)); err != nil {
+			return ctrl.Result{}, err
+		}
+		if slices.ContainsFunc(all.Items, func(m api.Migration) bool {
+			return string(m.UID) == fresh.Annotations[api.MigrationAnnotation] && m.DeletionTimestamp == nil
+		}) {
+			return ctrl.Result{RequeueAfter: again}, nil
+		}
 	}
-	ungate(&fresh)
-	return ctrl.Result{}, client.IgnoreNotFound(r.client.Update(ctx, &fresh))
+	return ctrl.Result{}, client.IgnoreNotFound(r.client.Delete(ctx, &fresh, client.Preconditions{UID: &fresh.UID, ResourceVersion: &fresh.ResourceVersion}))
 }

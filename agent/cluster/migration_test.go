@@ -170,8 +170,13 @@ func TestMigration(t *testing.T) {
 	if !k.get("old", &corev1.Pod{}) {
 		t.Fatal("the old pod is gone before the new one is ready")
 	}
+	k.must(k.client.Delete(t.Context(), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "m"}})) // it has done its part
+	k.step()
 	k.restored()
 	m := k.step()
+	if k.get("m", &api.Checkpoint{}) {
+		t.Error("the pod is checkpointed again")
+	}
 	if m.Status.Phase != api.Succeeded || m.Status.To != "there" || k.get("old", &corev1.Pod{}) || len(k.events.Events) != 1 {
 		t.Fatalf("%+v", m.Status)
 	}
@@ -215,6 +220,50 @@ func TestMigrationDeletesFirst(t *testing.T) {
 	k.clock = k.clock.Add(time.Hour)
 	if m := k.step(); m.Status.Phase != api.Failed || !k.get("m", &fresh) || len(fresh.OwnerReferences) > 0 {
 		t.Fatalf("%+v, %+v", m.Status, fresh.ObjectMeta)
+	}
+}
+
+// A Migration that is deleted before its controller has deleted the old pod leaves no pod with a gate; one that is
+// deleted later leaves the only pod.
+func TestMigrationDeleted(t *testing.T) {
+	for _, c := range []struct {
+		name               string
+		taken, ends, stays bool
+	}{
+		{name: "before the checkpoint, and what it has made is left"},
+		{name: "before the old pod", taken: true},
+		{name: "when the old pod ends", taken: true, ends: true, stays: true},
+	} {
+		old := running("old", "here")
+		old.Finalizers = []string{"t/t"}
+		k := newTest(t, old, migration(func(s *api.MigrationSpec) { s.DeleteFirst = true }))
+		k.step()
+		if c.taken {
+			whole := k.client
+			k.client = interceptor.NewClient(k.client.(client.WithWatch), interceptor.Funcs{
+				Delete: func(ctx context.Context, to client.WithWatch, o client.Object, how ...client.DeleteOption) error {
+					if !c.ends { // the controller is killed here
+						return apierrors.NewServiceUnavailable("test")
+					}
+					return to.Delete(ctx, o, how...)
+				},
+			})
+			k.checkpointed(api.Succeeded)
+			if _, err := (&migrations{k.cluster}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "m"}}); (err == nil) != c.ends {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			k.client = whole
+		}
+		k.reconcile(&heirs{k.cluster}, "m")
+		var fresh corev1.Pod
+		if !k.get("m", &fresh) || !gated(&fresh) || heir(&fresh) != c.taken {
+			t.Fatalf("%s: %+v", c.name, fresh)
+		}
+		k.must(k.client.Delete(t.Context(), migration(nil)))
+		k.reconcile(&heirs{k.cluster}, "m")
+		if k.get("m", &fresh) != c.stays || !k.get("old", old) || (old.DeletionTimestamp != nil) != c.ends {
+			t.Errorf("%s: the new pod is %+v, the old one %+v", c.name, fresh.ObjectMeta, old.ObjectMeta)
+		}
 	}
 }
 
@@ -348,6 +397,13 @@ func TestMigrationFails(t *testing.T) {
 		{name: "its own name", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "old" }},
 		{name: "the name of another", reason: "NameTaken", spec: func(s *api.MigrationSpec) { s.NewPod = "taken" }},
 		{name: "the checkpoint fails", reason: "CheckpointFailed", says: "broken", then: func(k *test) { k.checkpointed(api.Failed) }},
+		{name: "the checkpoint is of another pod of the name", reason: "PodNotFound", then: func(k *test) {
+			var c api.Checkpoint
+			k.get("m", &c)
+			c.Status.PodUID = "recreated"
+			k.must(k.client.Status().Update(k.Context(), &c))
+			k.checkpointed(api.Succeeded)
+		}},
 		{name: "no node takes it", reason: "RestoreFailed", says: "no GPU", spec: func(s *api.MigrationSpec) { s.ReadySeconds = 5 }, then: func(k *test) {
 			k.checkpointed(api.Succeeded)
 			k.step()
@@ -440,7 +496,7 @@ func TestOldPodMayNotBeDeleted(t *testing.T) {
 			condition = api.HasFailed
 		}
 		said := meta.FindStatusCondition(m.Status.Conditions, condition)
-		if said == nil || said.Reason != oldRefused || !strings.Contains(said.Message, "a policy") || first == k.get("m", &corev1.Pod{}) {
+		if said == nil || said.Reason != api.OldPodRefused || !strings.Contains(said.Message, "a policy") || first == k.get("m", &corev1.Pod{}) {
 			t.Errorf("DeleteFirst %t: %+v", first, m.Status)
 		}
 		if k.get("old", pod); pod.Annotations[api.OnDeletion] == "" {
@@ -483,7 +539,7 @@ func TestMigrationOfOneThatEnds(t *testing.T) {
 	}
 	k.checkpointed(api.Succeeded)
 	now := k.step()
-	if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); now.Status.Phase != api.Failed || said == nil || said.Reason != podRefused || !meta.IsStatusConditionTrue(now.Status.Conditions, api.Checkpointed) {
+	if said := meta.FindStatusCondition(now.Status.Conditions, api.HasFailed); now.Status.Phase != api.Failed || said == nil || said.Reason != api.NewPodRefused || !meta.IsStatusConditionTrue(now.Status.Conditions, api.Checkpointed) {
 		t.Errorf("%+v", now.Status)
 	}
 }

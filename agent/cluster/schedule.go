@@ -36,11 +36,7 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	if err := r.client.Get(ctx, request.NamespacedName, &s); err != nil || s.DeletionTimestamp != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
-	times, err := cron.ParseStandard(s.Spec.Schedule)
-	// cron makes a second of less.
-	if every, wrong := time.ParseDuration(strings.TrimPrefix(s.Spec.Schedule, "@every ")); err == nil && wrong == nil && every < time.Second {
-		err = errors.New("@every takes at least a second")
-	}
+	times, err := parse(s.Spec.Schedule)
 	var pods labels.Selector
 	if err == nil {
 		pods, err = metav1.LabelSelectorAsSelector(s.Spec.Selector)
@@ -79,6 +75,18 @@ func (r *schedules) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.R
 	return ctrl.Result{RequeueAfter: next.Sub(now)}, r.say(ctx, &s, changed, metav1.ConditionTrue, "Valid", "it waits for the next time")
 }
 
+// parse returns the times of a schedule. It refuses what cron takes for a second, and where cron panics.
+func parse(schedule string) (cron.Schedule, error) {
+	if strings.Contains(schedule, "=") && !strings.Contains(schedule, " ") {
+		return nil, errors.New("there is nothing behind the time zone")
+	}
+	_, every, _ := strings.Cut(schedule, "@every ") // behind a time zone, if there is one
+	if d, err := time.ParseDuration(every); err == nil && d < time.Second {
+		return nil, errors.New("@every takes at least a second")
+	}
+	return cron.ParseStandard(schedule)
+}
+
 // say writes the status, if that has changed. Of one that is not valid there is no next time.
 func (r *schedules) say(ctx context.Context, s *api.CheckpointSchedule, changed bool, valid metav1.ConditionStatus, reason, message string) error {
 	if valid == metav1.ConditionFalse {
@@ -115,7 +123,7 @@ func (r *schedules) make(ctx context.Context, s *api.CheckpointSchedule, which l
 		err := r.client.Create(ctx, k)
 		switch {
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // a policy, a quota
-			r.events.Event(s, corev1.EventTypeWarning, "CheckpointRefused", api.Text(fmt.Sprintf("of the pod %s: %v", pod.Name, err)))
+			r.events.Event(s, corev1.EventTypeWarning, api.CheckpointRefused, api.Text(fmt.Sprintf("of the pod %s: %v", pod.Name, err)))
 		case client.IgnoreAlreadyExists(err) != nil:
 			return err
 		}

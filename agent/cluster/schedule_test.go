@@ -131,7 +131,7 @@ func TestSchedule(t *testing.T) {
 
 func TestScheduleInvalid(t *testing.T) {
 	k := newTest(t, schedule(nil))
-	for _, times := range []string{"@every 10m", "every day", "@every 10m", "0 0 30 2 *", "@every 10m", "@every -10m", "@every 10m"} {
+	for _, times := range []string{"@every 10m", "every day", "@every 10m", "0 0 30 2 *", "@every 10m", "@every -10m", "CRON_TZ=UTC @every -10m", "TZ=UTC  @every 0s", "CRON_TZ=UTC", "@every 10m"} {
 		var s api.CheckpointSchedule
 		k.get("s", &s)
 		s.Spec.Schedule = times

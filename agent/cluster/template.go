@@ -99,7 +99,7 @@ func (r *templates) replica(ctx context.Context, pod *corev1.Pod) (time.Duration
 	delete(pod.Annotations, api.RestoreAnnotation)
 	err := r.client.Update(ctx, pod)
 	if err == nil {
-		r.events.Event(pod, corev1.EventTypeWarning, "StartsCold", api.Text("its checkpoint does not start: "+why))
+		r.events.Event(pod, corev1.EventTypeWarning, api.StartsCold, api.Text("its checkpoint does not start: "+why))
 	}
 	return 0, err
 }
@@ -120,7 +120,7 @@ func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 		api.SetImages(&restored.Spec, k.Images())
 		err := open(restored)
 		if err == nil {
-			r.events.Event(pod, corev1.EventTypeNormal, "Continues", "it continues from the Checkpoint "+k.Name)
+			r.events.Event(pod, corev1.EventTypeNormal, api.Continues, "it continues from the Checkpoint "+k.Name)
 		}
 		if err == nil || api.Passes(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 			return err
@@ -130,7 +130,7 @@ func (r *templates) admit(ctx context.Context, pod *corev1.Pod) error {
 	if err := open(pod); err != nil {
 		return err
 	}
-	r.events.Event(pod, corev1.EventTypeNormal, "StartsCold", api.Text(cold.Error()))
+	r.events.Event(pod, corev1.EventTypeNormal, api.StartsCold, api.Text(cold.Error()))
 	return nil
 }
 
@@ -217,12 +217,12 @@ func (r *templates) take(ctx context.Context, pod *corev1.Pod) (time.Duration, e
 	switch err := r.client.Create(ctx, k); {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // no repository, or none that is allowed
 		r.refused.Store(client.ObjectKeyFromObject(k), r.now())
-		r.events.Event(pod, corev1.EventTypeWarning, "CheckpointRefused", api.Text(err.Error()))
+		r.events.Event(pod, corev1.EventTypeWarning, api.CheckpointRefused, api.Text(err.Error()))
 		return retry, nil
 	case err != nil:
 		return 0, client.IgnoreAlreadyExists(err)
 	}
-	r.events.Event(pod, corev1.EventTypeNormal, "CheckpointBegins", "it is the first of its template that is ready: "+name)
+	r.events.Event(pod, corev1.EventTypeNormal, api.CheckpointBegins, "it is the first of its template that is ready: "+name)
 	var made api.CheckpointList
 	if err := r.direct.List(ctx, &made, client.InNamespace(pod.Namespace), family(pod)); err != nil {
 		return 0, err

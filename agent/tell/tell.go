@@ -44,16 +44,10 @@ const (
 	again = 3 * time.Second
 )
 
-// The reasons of events after which more is done.
-const (
-	checkpointed = "Checkpointed"
-	suspended    = "Suspended"
-)
-
 // reasons are the events of pods, by what is behind the prefix of a topic.
 var reasons = map[string]string{
-	"checkpointed": checkpointed, "restored": "Restored", "suspended": suspended, "resumed": "Resumed",
-	"started-afresh": "StartedAfresh", "checkpoint-failed": "CheckpointFailed", "restore-failed": "RestoreFailed", "suspend-failed": "SuspendFailed", "resume-failed": "ResumeFailed",
+	"checkpointed": api.ContainerCheckpointed, "restored": api.ContainerRestored, "suspended": api.Suspended, "resumed": api.Resumed, "started-afresh": api.StartedAfresh,
+	"checkpoint-failed": api.CheckpointFailed, "restore-failed": api.RestoreFailed, "suspend-failed": api.SuspendFailed, "resume-failed": api.ResumeFailed,
 }
 
 // Teller makes events of pods out of what the shims of a node say.
@@ -131,14 +125,14 @@ func (t *Teller) tell(ctx context.Context, all containers.ContainersClient, e *t
 	if err == nil {
 		message += fmt.Sprintf(", %d bytes", bytes)
 	}
-	if reason == checkpointed && t.Checkpointed != nil {
+	if reason == api.ContainerCheckpointed && t.Checkpointed != nil {
 		t.Checkpointed(ctx, pod.UID, bytes)
 	}
 	if why := said.Labels["error"]; why != "" {
 		kind, message = corev1.EventTypeWarning, fmt.Sprintf("container %s: %s", name, why)
 	}
 	t.Events.Event(pod, kind, reason, api.Text(message))
-	if reason == suspended {
+	if reason == api.Suspended {
 		t.warn(ctx, pod, name)
 	}
 }
@@ -156,7 +150,7 @@ func (t *Teller) warn(ctx context.Context, of *corev1.ObjectReference, container
 			continue
 		}
 		left := time.Duration(max(p.FailureThreshold, 1)*max(p.PeriodSeconds, 1)) * time.Second
-		t.Events.Event(of, corev1.EventTypeWarning, "LivenessProbe", fmt.Sprintf("container %s is suspended and answers no probe: "+
+		t.Events.Event(of, corev1.EventTypeWarning, api.LivenessProbe, fmt.Sprintf("container %s is suspended and answers no probe: "+
 			"after about %s without an answer the kubelet restarts it, and its work is lost. Resume it before, and give its liveness probe an exec, which the kubelet lets fail meanwhile", container, left))
 	}
 }

@@ -31,10 +31,9 @@ func (t *Turns) Take(namespace string) (end func(), ok bool) {
 }
 
 // Share has each namespace take its turn at a reconciler.
-func Share(r reconcile.Reconciler) reconcile.Reconciler {
-	all := new(Turns)
+func (t *Turns) Share(r reconcile.Reconciler) reconcile.Reconciler {
 	return reconcile.Func(func(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-		end, ok := all.Take(request.Namespace)
+		end, ok := t.Take(request.Namespace)
 		if !ok {
 			return ctrl.Result{RequeueAfter: Next}, nil
 		}

@@ -26,9 +26,8 @@ type WayRun struct {
 // The ways, in the order in which they take turns.
 const (
 	WayRestore = "gpuckpt restore --pull"
-	WayCtr     = "ctr pull, ctr run, gpuckpt's snapshotter"
-	WayPod     = "a pod, gpuckpt's snapshotter"
-	WayPulled  = "ctr pull, ctr run, overlayfs"
+	WayCtr     = "ctr pull, ctr run"
+	WayPod     = "a pod"
 )
 
 // Name returns the name of the run in logs and tables.
@@ -60,7 +59,7 @@ func wayTable(runs []WayRun) table {
 			}
 		}
 		for _, rate := range rates {
-			for _, way := range []string{WayRestore, WayCtr, WayPod, WayPulled} {
+			for _, way := range []string{WayRestore, WayCtr, WayPod} {
 				var running, fetched, alone, limit []float64
 				for _, r := range runs {
 					if r.Verified && r.shape() == size && r.Rate == rate && r.Way == way {

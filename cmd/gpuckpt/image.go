@@ -198,9 +198,9 @@ type buildFlags struct {
 // flags adds them; images completes the names of images.
 func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	f := c.Flags()
-	f.StringVar(&b.compression, "compression", string(oci.Zstd), "compression of the layers: zstd, gzip or none")
+	f.StringVar(&b.compression, "compression", "", "compression of GPU state, which is then in layers: zstd or gzip; none also has the rest as it is (default: GPU state as it is, the rest by zstd)")
 	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
-	f.StringVar(&b.layer, "layer-size", "", "size of the layers of GPU state, a power of two, 64MiB or more (default: that of --previous, else by the state's size)")
+	f.StringVar(&b.layer, "layer-size", "", "what GPU state is cut into, a power of two, 64MiB or more (default: that of --previous, else by the state's size)")
 	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
 	_ = c.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{string(oci.Zstd), string(oci.Gzip), string(oci.None)}, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.RegisterFlagCompletionFunc("previous", images)

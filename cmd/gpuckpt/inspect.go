@@ -180,11 +180,11 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
 	} {
 		if n := of[kind.key]; n > 0 {
-			layers := doctor.Count(n, "layer")
-			if kind.key == oci.LayerGPU && a.Image.LayerBytes > 0 {
-				layers += " of up to " + size(a.Image.LayerBytes)
+			parts := doctor.Count(n, "layer")
+			if kind.key == oci.LayerGPU {
+				parts = doctor.Count(n, "piece") + " of up to " + size(a.Image.LayerBytes)
 			}
-			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), layers)
+			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), parts)
 		}
 	}
 }

@@ -27,7 +27,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd"
 	"github.com/gpuckpt/gpuckpt/internal/cli/oplogcmd"
 	"github.com/gpuckpt/gpuckpt/internal/cli/recovercmd"
-	"github.com/gpuckpt/gpuckpt/internal/cli/snapshottercmd"
 	"github.com/gpuckpt/gpuckpt/internal/node/version"
 	"github.com/gpuckpt/gpuckpt/internal/node/visible"
 )
@@ -137,7 +136,7 @@ can do it.`,
 		{"Containers:", []*cobra.Command{checkpointCommand(), restoreCommand(), suspendCommand(), resumeCommand(), psCommand()}},
 		{"Checkpoint images:", []*cobra.Command{imageCommand(), keyCommand(), lsCommand(), rmCommand(), pruneCommand()}},
 		{"The node:", []*cobra.Command{doctorCommand(), oplogcmd.Report(), oplogcmd.Metrics(), recovercmd.Command(), cdiCommand(),
-			installcmd.Install(), installcmd.Uninstall(), snapshottercmd.Command()}},
+			installcmd.Install(), installcmd.Uninstall()}},
 	} {
 		root.AddGroup(&cobra.Group{ID: group.title, Title: group.title})
 		for _, c := range group.commands {

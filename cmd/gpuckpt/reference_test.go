@@ -44,6 +44,7 @@ func TestReference(t *testing.T) {
 	annotationsReference(t, &b)
 	metricsReference(t, &b)
 	objectsReference(t, &b)
+	reasonsReference(t, &b)
 	if *write {
 		if err := os.WriteFile(referencePage, b.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
@@ -205,18 +206,18 @@ func byDefault(v reflect.Value) string {
 func annotationsReference(t *testing.T, b *bytes.Buffer) {
 	t.Helper()
 	b.WriteString("\n## Annotations\n\nOf a container, or of a pod with [`pod_annotations`](images.md#in-kubernetes);\n[configuration.md](configuration.md#annotations-of-a-container) says more.\n\n| annotation | meaning |\n|---|---|\n")
-	annotationRows(t, b, "On a container")
+	constantRows(t, b, "../../images/annotations", "On a container")
 	fmt.Fprintf(b, "| `%s` | `OLD=NEW,…`, UUIDs or indices: [which GPU of the checkpoint becomes which](gpus.md#where-a-checkpoints-gpus-go) |\n", cdi.PairsAnnotation)
 	b.WriteString("\nOf the manifest of a checkpoint image, and of a node, to compare:\n\n| annotation | meaning |\n|---|---|\n")
-	annotationRows(t, b, "On the manifest")
+	constantRows(t, b, "../../images/annotations", "On the manifest")
 	b.WriteString("\nOf a Task Update, [to suspend and resume](suspend.md#for-clients):\n\n| annotation | meaning |\n|---|---|\n")
-	annotationRows(t, b, "On a Task Update")
+	constantRows(t, b, "../../images/annotations", "On a Task Update")
 }
 
-// annotationRows writes the constants of the group whose comment begins so.
-func annotationRows(t *testing.T, b *bytes.Buffer, begins string) {
+// constantRows writes the constants of the group of a package whose comment begins so.
+func constantRows(t *testing.T, b *bytes.Buffer, dir, begins string) {
 	t.Helper()
-	for _, file := range parsed(t, "../../images/annotations") {
+	for _, file := range parsed(t, dir) {
 		for _, decl := range file.Decls {
 			group, ok := decl.(*ast.GenDecl)
 			if !ok || !strings.HasPrefix(group.Doc.Text(), begins) {
@@ -325,6 +326,33 @@ func objectsReference(t *testing.T, b *bytes.Buffer) {
 	}
 }
 
+// reasonsReference writes the reasons of events and conditions. Events and failures name no other one.
+func reasonsReference(t *testing.T, b *bytes.Buffer) {
+	t.Helper()
+	b.WriteString("\n### Reasons\n\nOf events and of conditions. The message has the cause.\n\n| reason | meaning |\n|---|---|\n")
+	constantRows(t, b, "../../agent/api", "Reasons ")
+	own := regexp.MustCompile(`^"[A-Z][a-z]\w+"$`)
+	for _, dir := range []string{"", "cluster", "tell"} {
+		for _, file := range parsed(t, "../../agent/"+dir) {
+			ast.Inspect(file, func(n ast.Node) bool {
+				call, _ := n.(*ast.CallExpr)
+				if call == nil {
+					return true
+				}
+				if of, ok := call.Fun.(*ast.SelectorExpr); !ok || of.Sel.Name != "Event" && of.Sel.Name != "Fail" {
+					return true
+				}
+				for _, arg := range call.Args {
+					if text, ok := arg.(*ast.BasicLit); ok && own.MatchString(text.Value) {
+						t.Errorf("agent/%s: the reason %s is no constant of agent/api", dir, text.Value)
+					}
+				}
+				return true
+			})
+		}
+	}
+}
+
 // parsed are the files of a package without its tests, in the order of their names.
 func parsed(t *testing.T, dir string) (files []*ast.File) {
 	t.Helper()
@@ -348,7 +376,7 @@ func parsed(t *testing.T, dir string) (files []*ast.File) {
 // saying is a comment without its subject: "LogDir keeps logs." is "keeps logs".
 func saying(comment string) string {
 	text := strings.TrimSuffix(strings.Join(strings.Fields(comment), " "), ".")
-	text = regexp.MustCompile(`^[A-Z]\w+ (is |are |decides )?`).ReplaceAllString(text, "")
+	text = regexp.MustCompile(`^[A-Z]\w+ (is |are |decides |says that )?`).ReplaceAllString(text, "")
 	return text
 }
 

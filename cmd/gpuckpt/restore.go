@@ -84,8 +84,7 @@ processes continue where they were. DIR is a dump ("ctr tasks checkpoint --image
 DIR"), which has no files of the container: they come from the image --base.
 
 With --pull, an image that containerd lacks comes from its registry. The restore begins
-when CRIU's images are there, and GPU state streams in behind. Then containerd has the
-image, unpacked. An image of containerd that is not unpacked is restored while it is unpacked.
+when its layers are there, and GPU state streams in behind. Then containerd has the image.
 
 Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
 network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,
@@ -183,16 +182,6 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 		if _, err := oci.Outline(ctx, c.ContentStore(), found.Target); err != nil && !errors.Is(err, oci.ErrEncrypted) { // containerd may be able to unpack that
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
-		unpacked, err := image.IsUnpacked(ctx, o.snapshotter)
-		if err != nil {
-			return nil, fmt.Errorf("restore %s: %w", from, err)
-		}
-		if !unpacked {
-			task, err := o.arriving(ctx, c, registry.Local(localstore.Content(ctx, c), ref, found.Target, "unpack", o.registry))
-			if !errors.Is(err, arriving.ErrHere) && !errors.Is(err, arriving.ErrWhole) {
-				return task, o.explain(from, err)
-			}
-		}
 	}
 	task, err := o.start(ctx, c, image, dir)
 	return task, o.explain(from, err)
@@ -228,23 +217,18 @@ func (o *restoreOptions) pulled(ctx context.Context, c *client.Client, ref strin
 	return o.start(ctx, c, image, "")
 }
 
-// arriving restores an image while it is fetched and unpacked.
+// arriving restores an image while it is fetched.
 func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *registry.Source) (_ client.Task, err error) {
 	i, err := encryption.Arrive(ctx, c, from, o.snapshotter)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
-	task, err := o.start(ctx, c, i.Below, i.Dir)
+	task, err := o.start(ctx, c, i, "")
 	if err != nil {
 		return nil, err
 	}
-	err = i.Finish()              //nolint:contextcheck // Begin got it
-	if err != nil && from.Local { // the next restore unpacks it
-		from.Progress.Begin("unpack", 0).Note(fmt.Sprintf("the container runs, but its image is not unpacked: %v", err))
-		return task, nil
-	}
-	if err != nil {
+	if err := i.Finish(); err != nil { //nolint:contextcheck // Begin got it
 		return nil, fmt.Errorf("the container runs, but its image is not kept: %w", err)
 	}
 	return task, nil

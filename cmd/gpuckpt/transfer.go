@@ -137,7 +137,7 @@ func pullCommand() *cobra.Command {
 		Use:   "pull REF",
 		Short: "Fetch an image from a registry into containerd and unpack it",
 		Long: `Fetch an image from a registry into containerd and unpack it. For a day, a pull
-continues where an interrupted one ended. The credentials are those of
+continues with the blobs that an interrupted one lacks. The credentials are those of
 "docker login".
 
 An encrypted checkpoint is decrypted with --decrypt-key, or with a key in

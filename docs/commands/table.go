@@ -24,7 +24,6 @@ var Others = []Elsewhere{
 	{Document: "cli.md", Section: "Several containers in one cut", Lines: `trainer reader`, Test: "integration/registry/cut_test.go:TestCut"},
 	{Document: "cli.md", Section: "Several containers in one cut", Lines: `--pod `, Test: "integration/kubernetes/pod_by_command_test.go:TestPodByCommand"},
 	{Document: "cli.md", Section: "While the image arrives", Test: "integration/registry/arriving_test.go:TestRestoreWhileItArrives"},
-	{Document: "snapshotter.md", Section: "Use it", Test: "integration/registry/snapshotter_test.go:TestSnapshotter"},
 	{Document: "cli.md", Section: "Sign a checkpoint", Lines: `^cosign `, Test: "integration/registry/sign_test.go:TestCosign"},
 	{Document: "cli.md", Section: "As cuda-checkpoint", Lines: `^ln -s `, Reason: "it writes into the system; make has such a link in .build/bin, which the test of the other lines runs"},
 	{Document: "operate.md", Section: "What was done, and how long it took", Lines: `^ctr events `, Test: "integration/suspend/events_test.go:TestEvents"},

@@ -169,14 +169,12 @@ func TestChartIsKustomization(t *testing.T) {
 // Each value of the agent reaches the agent, and with uninstall there is none.
 func TestChartAgent(t *testing.T) {
 	controller := render(t, "agent: {enabled: true, controller: {replicas: 2, args: [--plain-http], nodeSelector: {a: b}, tolerations: [{operator: Exists}]}}")["controller-deployment.yaml"]
-	canonical(t, controller)
 	for _, word := range []string{"replicas: 2", `"--plain-http"`, "a: b", "operator: Exists"} {
 		if !strings.Contains(controller, word) {
 			t.Errorf("no %q in\n%s", word, controller)
 		}
 	}
 	text := render(t, "{agent: {enabled: true, containerd: /c.sock, hooks: 'localhost:1', args: [--plain-http]}, image: {repository: r.example/node, tag: '9'}, imagePullSecrets: [{name: s}]}")["agent-daemonset.yaml"]
-	canonical(t, text)
 	for _, word := range []string{"--containerd=/c.sock", "--hooks=localhost:1", "terminationGracePeriodSeconds: 3600", "maxUnavailable: 10%", "priorityClassName: system-node-critical", `"--plain-http"`, `image: "r.example/node:9"`, "name: s"} {
 		if !strings.Contains(text, word) {
 			t.Errorf("no %q in\n%s", word, text)
@@ -348,8 +346,25 @@ func TestChartHasUsers(t *testing.T) {
 			}
 		}
 	}
-	if len(all) < 30 {
-		t.Errorf("%d values were looked at", len(all))
+	pages, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, value := range regexp.MustCompile("`((agent|encryption|image|metrics|runtimeClass|trust)[.][.a-zA-Z]+)`").FindAllStringSubmatch(string(text), -1) {
+			if _, ok := all[value[1]]; !ok {
+				t.Errorf("%s names %s, which is no value", page, value[1])
+			}
+			named++
+		}
+	}
+	if len(all) < 30 || named < 10 {
+		t.Errorf("%d values were looked at, and %d in documents", len(all), named)
 	}
 	for _, wrong := range []string{
 		"images: {}", "image: {digest: latest}", "agent: {enable: true}", "agent: {repositories: ['https://r.test']}", "metrics: {port: http}",
@@ -440,9 +455,17 @@ func TestChartSettings(t *testing.T) {
 	}
 }
 
-// helm lint finds nothing, with all that can be switched on.
+// helm lint and kubeconform find nothing, with all that can be switched on, nor kubeconform in what Kustomize takes, the
+// examples and those of docs.
 func TestChartLint(t *testing.T) {
-	for _, values := range []string{"{}", withAgent, "{agent: {enabled: true, trust: false, namespaces: [a], repositories: [r.test]}, uninstall: true, podAnnotations: {a: b}}", "{config: {driver_root: /d}, trust: {secrets: [s]}}"} {
+	check := conform(t)
+	for _, values := range []string{
+		"{}", withAgent, "{agent: {enabled: true, trust: false, namespaces: [a], repositories: [r.test]}, uninstall: true, podAnnotations: {a: b}}",
+		"{config: {driver_root: /d}, trust: {secrets: [s], configMaps: [c]}, encryption: {secrets: [s]}, uninstallHook: false}",
+		"{metrics: {podMonitor: true, rules: true, dashboard: true, labels: {release: prometheus}}, networkPolicy: true, podLabels: {a: b}, imagePullSecrets: [{name: s}]}",
+		"{metrics: {port: 0}, nodeSelector: null, affinity: {nodeAffinity: {}}, agent: {enabled: true, args: [--plain-http], controller: {nodeSelector: {a: b}, tolerations: [{operator: Exists}]}}}",
+		forK3s(t),
+	} {
 		given, err := chartutil.ReadValues([]byte(values))
 		if err != nil {
 			t.Fatal(err)
@@ -452,20 +475,56 @@ func TestChartLint(t *testing.T) {
 				t.Errorf("%s: %v", values, m)
 			}
 		}
-		notes, err := renderAll(t, values)
-		if err != nil || !strings.Contains(notes["NOTES.txt"], "kubectl rollout status --namespace gpuckpt daemonset/gpuckpt-node") {
-			t.Errorf("%s: the notes are %s, %v", values, notes["NOTES.txt"], err)
+		found, err := renderAll(t, values)
+		if err != nil || !strings.Contains(found["NOTES.txt"], "kubectl rollout status --namespace gpuckpt daemonset/gpuckpt-node") {
+			t.Errorf("%s: the notes are %s, %v", values, found["NOTES.txt"], err)
+		}
+		delete(found, "NOTES.txt")
+		for name, text := range found {
+			check(values+": "+name, text)
+		}
+	}
+	example := regexp.MustCompile("(?ms)^```yaml\n(apiVersion:.*?)^```$")
+	for _, glob := range []string{"deploy/*.yaml", "deploy/node/*.yaml", "deploy/agent/*.yaml", "docs/*.md"} {
+		files, err := filepath.Glob("../../" + glob)
+		if err != nil || len(files) < 3 {
+			t.Fatal(glob, files, err)
+		}
+		for _, file := range files {
+			data, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts := []string{string(data)}
+			switch name := filepath.Base(file); {
+			case filepath.Ext(name) == ".md":
+				texts = texts[:0]
+				for _, found := range example.FindAllStringSubmatch(string(data), -1) {
+					texts = append(texts, found[1])
+				}
+			case name == "kustomization.yaml", strings.HasPrefix(name, "values"):
+				continue
+			}
+			for _, text := range texts {
+				check(file, text)
+			}
 		}
 	}
 }
 
-// With the values for k3s and RKE2 nothing is left of the place that other nodes have containerd at.
-func TestChartForK3s(t *testing.T) {
+// forK3s returns the values for k3s and RKE2, with the agent.
+func forK3s(t *testing.T) string {
+	t.Helper()
 	values, err := os.ReadFile("../../deploy/values-k3s.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, text := range render(t, strings.Replace(string(values), "agent:", "agent:\n  enabled: true", 1)) {
+	return strings.Replace(string(values), "agent:", "agent:\n  enabled: true", 1)
+}
+
+// With the values for k3s and RKE2 nothing is left of the place that other nodes have containerd at.
+func TestChartForK3s(t *testing.T) {
+	for name, text := range render(t, forK3s(t)) {
 		for _, other := range []string{" path: /run/containerd", "--containerd=/run/containerd"} {
 			if strings.Contains(text, other) {
 				t.Errorf("%s has %q:\n%s", name, other, text)

@@ -6,6 +6,8 @@ require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0
 	github.com/google/go-containerregistry v0.22.1
 	github.com/goreleaser/nfpm/v2 v2.45.0 // 2.48.0 needs go.digitalxero.dev/go-msix, which was not to be had on 2026-11-27
+	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.91.0 // a newer one wants newer libraries of Kubernetes than Helm has
+	github.com/yannh/kubeconform v0.8.0
 	golang.org/x/mod v0.43.0
 	helm.sh/helm/v3 v3.22.0
 	sigs.k8s.io/kustomize/api v0.21.1 // kustomize 0.21.3 needs Go 1.27
@@ -59,6 +61,8 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/goreleaser/chglog v0.7.4 // indirect
 	github.com/goreleaser/fileglob v1.4.0 // indirect
+	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
+	github.com/hashicorp/go-retryablehttp v0.7.8 // indirect
 	github.com/huandu/xstrings v1.5.0 // indirect
 	github.com/jbenet/go-context v0.0.0-20150711004518-d14ea06fba99 // indirect
 	github.com/json-iterator/go v1.1.12 // indirect

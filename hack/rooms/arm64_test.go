@@ -84,7 +84,7 @@ func undefined(t *testing.T, dir, arch string) (found []string) {
 type empty struct{}
 
 func (empty) Import(name string) (*types.Package, error) {
-	p := types.NewPackage(name, path.Base(name))
+	p := types.NewPackage(name, strings.TrimPrefix(path.Base(name), "go-"))
 	p.MarkComplete()
 	return p, nil
 }

@@ -59,12 +59,12 @@ const (
 	ResumeGPUs = "dev.gpuckpt.resume.gpus"
 )
 
-// On the layers that a checkpoint adds to an image.
+// On what a checkpoint adds to an image's layers.
 const (
-	// Layer is "rw", "anchor", "gpu" or "criu".
+	// Layer is "rw", "index", "criu" or "gpu", and in images of early versions "anchor".
 	Layer = "dev.gpuckpt.layer"
-	// Area and Offset are on layers with GPU state: the name of the area, and where
-	// in the area's file the layer begins, a decimal number.
+	// Area and Offset are on blobs, and layers, with GPU state: the name of the area, and where
+	// in the area's file it begins, a decimal number.
 	Area   = "dev.gpuckpt.area"
 	Offset = "dev.gpuckpt.offset"
 )

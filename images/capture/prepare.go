@@ -17,7 +17,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/errdefs"
-	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -112,20 +111,8 @@ func (r *run) base(ctx context.Context) (none ocispec.Descriptor, _ error) {
 	if err != nil {
 		return none, fmt.Errorf("look at its files: %w", err)
 	}
-	below := diffIDs // a container that was restored while GPU state arrived has the layers below it
-	if outline, err := oci.Outline(ctx, r.client.ContentStore(), found.Target); err == nil {
-		below = nil
-		for _, l := range outline.Layers {
-			if l.Kind != oci.LayerGPU && l.Kind != oci.LayerCRIU {
-				below = append(below, l.DiffID)
-			}
-		}
-	}
-	is := func(ids []digest.Digest) bool {
-		chain := identity.ChainID(ids).String()
-		return snapshot.Parent == chain || strings.HasPrefix(snapshot.Parent, chain+"-") // for a user namespace
-	}
-	if !is(diffIDs) && !is(below) {
+	chain := identity.ChainID(diffIDs).String()
+	if snapshot.Parent != chain && !strings.HasPrefix(snapshot.Parent, chain+"-") { // for a user namespace
 		return none, fmt.Errorf("the image %s has changed since the container was created; give the original its name back: %w", found.Name, errdefs.ErrFailedPrecondition)
 	}
 	return found.Target, nil

@@ -37,7 +37,7 @@ type Entry struct {
 	Container string    `json:"container,omitempty"`
 	Created   time.Time `json:"created"`
 	named     time.Time // when the image got its name: a copy that was signed has its original's Created
-	// Bytes are those of the layers that the checkpoint adds to its base image, as stored. Other
+	// Bytes are those of what the checkpoint adds to its base image, as stored. Other
 	// checkpoints may share some.
 	Bytes    uint64 `json:"bytes"`
 	GPUBytes uint64 `json:"gpuBytes"` // GPU state

@@ -9,10 +9,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
@@ -126,6 +129,67 @@ func TestContainerdCheckpointBecomesAnImage(t *testing.T) {
 	}
 	if made, err = Convert(t.Context(), kube, back, Options{Base: "oci-archive:" + file}); err != nil || !made.Built {
 		t.Errorf("got %+v, %v", made, err)
+	}
+}
+
+// The blobs of an image are files of a Kubernetes archive, whose image has them as blobs again.
+func TestBlobsBecomeFiles(t *testing.T) {
+	dir := t.TempDir()
+	from := filepath.Join(dir, "dump")
+	data := bytes.Repeat([]byte("GPU state."), images.BlockBytes/10+1)[:images.BlockBytes]
+	area := images.Area{File: images.AreaFile(1, 0), Start: 0x7f0000000000, Bytes: images.BlockBytes, Digests: []string{images.DigestBlock(data)}}
+	err := errors.Join(os.Mkdir(from, 0o700), os.WriteFile(filepath.Join(from, "inventory.img"), []byte("x"), 0o600), os.WriteFile(filepath.Join(from, area.File), data, 0o600),
+		images.WriteMetadata(from, &images.Metadata{
+			SchemaVersion: images.SchemaVersion, Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), DriverVersion: "580.159.04", CUDAVersion: "13.0",
+			GPUs:      []images.GPU{{UUID: "GPU-5eb2b1b0-1d6c-4cba-8d8a-0a1b2c3d4e5f", Name: "NVIDIA H200", Memory: 150 << 30}},
+			Processes: []images.Process{{PID: 1, State: "running", GPUs: []string{"GPU-5eb2b1b0-1d6c-4cba-8d8a-0a1b2c3d4e5f"}, Bytes: area.Bytes, Areas: []images.Area{area}}},
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := OpenDump(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := Ref{Kind: InLayout, Path: filepath.Join(dir, "layout"), Name: "example.com/job:1"}
+	store, err := layout.Open(at.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := oci.Build(t.Context(), store, oci.Options{Checkpoint: whole})
+	if err == nil {
+		err = errors.Join(store.Tag(t.Context(), at.Name, made.Manifest), store.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	kube := Ref{Kind: InKubernetes, Path: filepath.Join(dir, "kube.tar")}
+	back := Ref{Kind: InLayout, Path: filepath.Join(dir, "back"), Name: at.Name}
+	if _, err := Convert(t.Context(), at, kube, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Convert(t.Context(), kube, back, Options{Base: at.String()}); err != nil {
+		t.Fatal(err)
+	}
+	digests := make(map[string]int)
+	for _, of := range []Ref{at, back} {
+		src, err := Open(t.Context(), of, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer src.Close()
+		found, err := oci.Inspect(t.Context(), src.Provider, *src.Image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range found.Layers {
+			if l.MediaType == oci.MediaTypeGPU {
+				digests[l.Digest.String()]++
+			}
+		}
+	}
+	if len(digests) != 1 || slices.Collect(maps.Values(digests))[0] != 2 {
+		t.Errorf("the blobs are %v", digests)
 	}
 }
 

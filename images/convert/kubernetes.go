@@ -74,34 +74,50 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	meter := progress.Begin("unpack", image.Bytes(oci.LayerGPU)+image.Bytes(oci.LayerCRIU))
 	for _, l := range image.Layers {
 		if l.Kind != oci.LayerGPU && l.Kind != oci.LayerCRIU {
-			continue
+			continue // the index too: what it points to has the name of the pointer here
 		}
-		if err := extractLayer(ctx, provider, l.Descriptor(), dir, meter); err != nil {
+		unpack := extractLayer
+		if l.MediaType == oci.MediaTypeGPU {
+			unpack = extractBlob
+		}
+		if err := unpack(ctx, provider, l, dir, meter); err != nil {
 			return nil, fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
 	}
 	meter.End("unpacked")
-	c, err := images.OpenImage(root)
+	c, err := images.OpenImage("", root)
 	if err != nil {
 		return nil, err
 	}
 	return c, images.Check(ctx, c.Areas(), 0, progress)
 }
 
-func extractLayer(ctx context.Context, provider content.Provider, layer ocispec.Descriptor, dir string, meter *images.Meter) (err error) {
-	data, err := oci.OpenLayer(ctx, provider, layer, meter)
+func extractLayer(ctx context.Context, provider content.Provider, layer oci.Layer, dir string, meter *images.Meter) (err error) {
+	data, err := oci.OpenLayer(ctx, provider, layer.Descriptor(), meter)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, data.Close()) }()
-	return images.ReadLayer(data, func(name string, _ int64, r io.Reader) (err error) {
-		// Two layers may not have a file of the same name.
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		_, err = io.Copy(f, r)
+	return images.ReadLayer(data, func(name string, _ int64, r io.Reader) error { return writeFile(filepath.Join(dir, name), r) })
+}
+
+// extractBlob makes a blob of GPU state the file that would be in a layer.
+func extractBlob(ctx context.Context, provider content.Provider, blob oci.Layer, dir string, meter *images.Meter) error {
+	ra, err := provider.ReaderAt(ctx, blob.Descriptor())
+	if err != nil {
 		return err
-	})
+	}
+	defer ra.Close()
+	return writeFile(filepath.Join(dir, images.PieceFile(blob.Area, blob.Offset)), meter.Reader(ctx, content.NewReader(ra)))
+}
+
+func writeFile(path string, r io.Reader) (err error) {
+	// Two layers may not have a file of the same name.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, err = io.Copy(f, r)
+	return err
 }

@@ -129,7 +129,7 @@ func (s *Source) Unpack(ctx context.Context, progress images.Progress) (_ *Unpac
 	meter := progress.Begin("unpack", image.Bytes(oci.LayerCRIU))
 	for _, l := range image.Layers {
 		if l.Kind == oci.LayerCRIU {
-			if err := extractLayer(ctx, s.Provider, l.Descriptor(), u.dir, meter); err != nil {
+			if err := extractLayer(ctx, s.Provider, l, u.dir, meter); err != nil {
 				return nil, fmt.Errorf("layer %s: %w", l.Digest, err)
 			}
 		}

@@ -15,11 +15,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +37,8 @@ var ErrEnded = errors.New("the program that fetches the checkpoint has ended")
 
 // note is one message of a Feed.
 type note struct {
-	// Roots is the first note: the roots of the image's layers, as images.OpenImage wants them.
-	Roots []string `json:"roots,omitempty"`
+	// Blobs is the first note: the directory of the blobs with GPU state, as images.OpenImage wants it.
+	Blobs string `json:"blobs,omitempty"`
 	// Arrived is the path of a file that is complete.
 	Arrived string `json:"arrived,omitempty"`
 	// Part is the path of a file whose first Bytes are there. Fewer than before mean that it is written
@@ -66,9 +66,9 @@ type Feed struct {
 // New makes a feed that serves nobody yet.
 func New() *Feed { return &Feed{more: make(chan struct{})} }
 
-// Serve serves in a directory that only root can enter, until Close. roots are those of images.OpenImage.
+// Serve serves in a directory that only root can enter, until Close. blobs is that of images.OpenImage.
 // A socket that a feed has left there is replaced.
-func (f *Feed) Serve(dir string, roots []string) error {
+func (f *Feed) Serve(dir, blobs string) error {
 	path := filepath.Join(dir, socketName)
 	var listener *net.UnixListener
 	// By a rename: at no moment is there no socket where one was, which would say that all is here.
@@ -92,7 +92,7 @@ func (f *Feed) Serve(dir string, roots []string) error {
 	f.mu.Lock()
 	f.path, f.listener, f.over = path, listener, false
 	f.mu.Unlock()
-	f.serving.Go(func() { f.serve(listener, roots) })
+	f.serving.Go(func() { f.serve(listener, blobs) })
 	return nil
 }
 
@@ -109,7 +109,7 @@ func short(dir string, do func(*net.UnixAddr) error) error {
 	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s%s", fd, socketName, begun)})
 }
 
-func (f *Feed) serve(listener *net.UnixListener, roots []string) {
+func (f *Feed) serve(listener *net.UnixListener, blobs string) {
 	for {
 		c, err := listener.AcceptUnix()
 		if err != nil {
@@ -117,18 +117,25 @@ func (f *Feed) serve(listener *net.UnixListener, roots []string) {
 		}
 		f.mu.Lock()
 		f.sources = append(f.sources, c)
+		if f.over { // Close has looked already
+			_ = c.SetDeadline(time.Now().Add(closeWithin))
+		}
 		f.mu.Unlock()
 		f.serving.Go(func() {
 			defer c.Close()
-			f.send(c, roots)
+			f.send(c, blobs)
+			// Until it hangs up: it may open the files that it was told of until then.
+			if c.CloseWrite() == nil {
+				_, _ = io.Copy(io.Discard, c)
+			}
 		})
 	}
 }
 
 // send sends all notes to a Source until the last, or until it has gone.
-func (f *Feed) send(c *net.UnixConn, roots []string) {
+func (f *Feed) send(c *net.UnixConn, blobs string) {
 	out := json.NewEncoder(c)
-	if out.Encode(note{Roots: roots}) != nil {
+	if out.Encode(note{Blobs: blobs}) != nil {
 		return
 	}
 	for at := 0; ; {
@@ -167,25 +174,17 @@ func (f *Feed) Part(path string, bytes uint64) { f.tell(note{Part: path, Bytes: 
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
 
-// Retry has the feed no longer tell that it failed: what is missing is fetched again. Sources that
-// were told stay as they are.
-func (f *Feed) Retry() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	// A copy: send works on the old ones. It has sent none behind a failure, so its place is right.
-	f.notes = slices.DeleteFunc(slices.Clone(f.notes), func(n note) bool { return n.Failed != "" })
-}
-
-// closeWithin bounds the end of a Close where a Source does not read.
+// closeWithin bounds the end of a Close where a Source does not read, or not hang up.
 const closeWithin = 10 * time.Second
 
-// Close ends the Serve, if there was one, and removes its socket. Serve may be called again.
+// Close ends the Serve, if there was one, and removes its socket, and waits until the Sources are closed. Serve may be
+// called again.
 func (f *Feed) Close() error {
 	f.mu.Lock()
 	listener, path := f.listener, f.path
 	f.listener, f.over = nil, true
 	for _, c := range f.sources {
-		_ = c.SetWriteDeadline(time.Now().Add(closeWithin)) // or it has gone
+		_ = c.SetDeadline(time.Now().Add(closeWithin)) // or it has gone
 	}
 	f.sources = nil
 	f.mu.Unlock()
@@ -193,7 +192,6 @@ func (f *Feed) Close() error {
 		return nil
 	}
 	f.tell()
-	// The socket goes first: while it is there and nobody serves it, something is missing.
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -205,8 +203,8 @@ func (f *Feed) Close() error {
 
 // Source is the other end of a Feed.
 type Source struct {
-	// Roots are the roots of the image's layers.
-	Roots []string
+	// Blobs is the directory of the blobs with GPU state.
+	Blobs string
 
 	conn *net.UnixConn
 	mu   sync.Mutex
@@ -226,7 +224,7 @@ func newSource() *Source {
 	return &Source{here: make(map[string]bool), part: make(map[string]part), more: make(chan struct{})}
 }
 
-// Open opens the source of a directory. It returns nil if there is no feed. Another user's
+// Open opens the source of a directory. It returns nil if there is no feed, or a dead one. Another user's
 // is refused, and so is anything but a socket: a link could lead to a socket of the host.
 func Open(dir string) (*Source, error) {
 	path := filepath.Join(dir, socketName)
@@ -244,7 +242,11 @@ func Open(dir string) (*Source, error) {
 	}
 	s := newSource()
 	// What was looked at is what is connected to.
-	if s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)}); err == nil {
+	s.conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d", fd)})
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, nil // who served was killed, and containerd has none but complete blobs
+	}
+	if err == nil {
 		err = s.begin()
 	}
 	if err != nil {
@@ -257,9 +259,9 @@ func Open(dir string) (*Source, error) {
 	return s, nil
 }
 
-// Beside opens the source of an unpacked image whose snapshotter still fetches GPU state: its feed is
+// Beside opens the source of an unpacked image whose GPU state is still arriving: its feed is
 // beside the root of the topmost layer of the checkpoint. dirs is what images.ImageDirs returned. It
-// returns nil if there is no feed, since all is here.
+// returns nil if there is no feed: all is here, or nothing arrives any more.
 func Beside(dirs []string) (*Source, error) {
 	if len(dirs) == 0 {
 		return nil, nil
@@ -272,22 +274,22 @@ func (s *Source) begin() error {
 		return err
 	}
 	in := json.NewDecoder(s.conn)
-	if err := s.readRoots(in); err != nil {
+	if err := s.readFirst(in); err != nil {
 		return err
 	}
 	go s.listen(in)
 	return nil
 }
 
-func (s *Source) readRoots(in *json.Decoder) error {
+func (s *Source) readFirst(in *json.Decoder) error {
 	var first note
 	if err := in.Decode(&first); err != nil {
 		return err
 	}
-	if len(first.Roots) == 0 {
-		return errors.New("it says nothing of any layer")
+	if first.Blobs == "" {
+		return errors.New("it says nothing of any blob")
 	}
-	s.Roots = first.Roots
+	s.Blobs = first.Blobs
 	return nil
 }
 
@@ -334,11 +336,13 @@ func (s *Source) listen(in *json.Decoder) {
 	}
 }
 
-// Set makes the source the Arrival of all GPU state of a checkpoint of its Roots.
+// Set makes the source the Arrival of all GPU state of a checkpoint that is in its Blobs.
 func (s *Source) Set(c *images.Checkpoint) {
 	for _, a := range c.Areas() {
 		for i := range a.Location {
-			a.Location[i].Arrival = arrival{s, a.Location[i].Path}
+			if path := a.Location[i].Path; filepath.Dir(path) == s.Blobs {
+				a.Location[i].Arrival = arrival{s, path}
+			}
 		}
 	}
 }

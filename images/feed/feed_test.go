@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +26,7 @@ func both(t *testing.T) (*Feed, *Source) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	f := serving(t, dir, "/top", "/below")
+	f := serving(t, dir, ".")
 	s, err := Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -36,10 +35,10 @@ func both(t *testing.T) (*Feed, *Source) {
 	return f, s
 }
 
-func serving(t *testing.T, dir string, roots ...string) *Feed {
+func serving(t *testing.T, dir, blobs string) *Feed {
 	t.Helper()
 	f := New()
-	if err := f.Serve(dir, roots); err != nil {
+	if err := f.Serve(dir, blobs); err != nil {
 		t.Fatal(err)
 	}
 	return f
@@ -64,8 +63,8 @@ func await(ctx context.Context, c *images.Checkpoint, piece int) error {
 // one that arrived before another failed.
 func TestArrives(t *testing.T) {
 	f, s := both(t)
-	if !slices.Equal(s.Roots, []string{"/top", "/below"}) {
-		t.Errorf("the roots are %q", s.Roots)
+	if s.Blobs != "." {
+		t.Errorf("the blobs are in %q", s.Blobs)
 	}
 	c := of(s, "a", "b", "c")
 	f.Arrived("b")
@@ -91,8 +90,18 @@ func TestArrives(t *testing.T) {
 	if err := await(t.Context(), c, 0); err != nil {
 		t.Errorf("a file that is here: %v", err)
 	}
+	s.Close()
 	if err := f.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A piece that is not among the blobs does not arrive: it is here.
+func TestElsewhere(t *testing.T) {
+	_, s := both(t)
+	c := of(s, "a", "/layer/.gpuckpt/gpu-1-0.000000000000")
+	if at := c.Areas()[0].Location; at[0].Arrival == nil || at[1].Arrival != nil {
+		t.Errorf("they are %+v", at)
 	}
 }
 
@@ -130,30 +139,37 @@ func TestParts(t *testing.T) {
 	if _, err := other.AwaitEarly(t.Context(), 0, 11); err == nil || err.Error() != "gone" {
 		t.Errorf("a part that never comes: %v", err)
 	}
+	s.Close()
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// Whoever waits hears of the end of the program that fetches.
+// Whoever waits hears of the end of the program that fetches, which waits until nobody opens its files any more.
 func TestEnds(t *testing.T) {
 	f, s := both(t)
 	c := of(s, "a")
-	waiting := make(chan error)
+	waiting, closed := make(chan error), make(chan error, 1)
 	go func() { waiting <- await(t.Context(), c, 0) }()
-	if err := f.Close(); err != nil {
-		t.Error(err)
-	}
+	go func() { closed <- f.Close() }()
 	if err := <-waiting; !errors.Is(err, ErrEnded) {
 		t.Errorf("got %v", err)
+	}
+	select {
+	case err := <-closed:
+		t.Errorf("it has ended, %v, and files may still be opened", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	s.Close()
+	if err := <-closed; err != nil {
+		t.Error(err)
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(f.path), "*")); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %q, %v", left, err)
 	}
 }
 
-// A directory without a feed has none. One whose program has ended, and one that is no feed's, are
-// errors. A new feed takes the place of an old one.
+// A directory without a feed has none, nor has one whose program was killed. One that is no feed's is an error. A new feed takes the place of an old one.
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if s, err := Open(dir); s != nil || err != nil {
@@ -173,15 +189,15 @@ func TestOpenRefuses(t *testing.T) {
 		}
 		said <- err
 	}()
-	if _, err := Open(dir); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "says nothing of any layer") {
+	if _, err := Open(dir); !errors.Is(err, ErrEnded) || !strings.Contains(err.Error(), "says nothing of any blob") {
 		t.Errorf("no feed: %v", err)
 	}
 	if err := <-said; err != nil {
 		t.Error(err)
 	}
 	stale.Close()
-	if _, err := Open(dir); !errors.Is(err, ErrEnded) {
-		t.Errorf("a feed that has ended: %v", err)
+	if s, err := Open(dir); s != nil || err != nil {
+		t.Errorf("a feed that has ended: %v, %v", s, err)
 	}
 	f := serving(t, dir, "/")
 	s, err := Open(dir)
@@ -196,8 +212,9 @@ func TestOpenRefuses(t *testing.T) {
 
 // A link in the place of the socket is not followed, nor is a file taken for one.
 func TestOpenFollowsNoLink(t *testing.T) {
-	f, _ := both(t)
+	f, s := both(t)
 	defer f.Close()
+	defer s.Close()
 	dir := t.TempDir()
 	if err := os.Symlink(f.path, filepath.Join(dir, socketName)); err != nil {
 		t.Fatal(err)
@@ -222,7 +239,7 @@ func TestToldBeforeItServes(t *testing.T) {
 	f.Arrived("/a")
 	for range 2 {
 		dir := t.TempDir()
-		if err := f.Serve(dir, []string{"/top"}); err != nil {
+		if err := f.Serve(dir, "/"); err != nil {
 			t.Fatal(err)
 		}
 		s, err := Open(dir)
@@ -236,53 +253,53 @@ func TestToldBeforeItServes(t *testing.T) {
 		if _, err := c.Areas()[0].Location[1].Arrival.(images.EarlyArrival).AwaitEarly(t.Context(), 0, 10); err != nil {
 			t.Error(err)
 		}
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		closed := make(chan error, 1)
+		go func() { closed <- f.Close() }()
 		if err := await(t.Context(), of(s, "/c"), 0); !errors.Is(err, ErrEnded) {
 			t.Errorf("after the end: %v", err)
 		}
 		s.Close()
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
 	}
 }
 
 // Whatever the other side sends, the source ends with it, and whoever waits for a file that it did
 // not name gets an error.
 func FuzzSource(f *testing.F) {
-	f.Add([]byte(`{"roots":["/a","/b"]}{"arrived":"a"}{"failed":"why"}`))
-	f.Add([]byte(`{"roots":[null]}{"arrived":"b"}`))
-	f.Add([]byte(`{"roots":{}}`))
-	f.Add([]byte(`{"roots":["/a"]}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
+	f.Add([]byte(`{"blobs":"/a"}{"arrived":"a"}{"failed":"why"}`))
+	f.Add([]byte(`{"blobs":null}{"arrived":"b"}`))
+	f.Add([]byte(`{"blobs":{}}`))
+	f.Add([]byte(`{"blobs":"/a"}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := newSource()
 		in := json.NewDecoder(bytes.NewReader(sent))
-		if s.readRoots(in) != nil {
+		if s.readFirst(in) != nil {
 			return
 		}
-		if len(s.Roots) == 0 {
-			t.Fatal("no roots were taken for some")
+		if s.Blobs == "" {
+			t.Fatal("no directory was taken for one")
 		}
 		s.listen(in)
-		c := of(s, "a", "never named "+string(sent))
-		if await(t.Context(), c, 1) == nil {
+		if (arrival{s, "never named " + string(sent)}).Await(t.Context(), 0, 1) == nil {
 			t.Fatal("a file that nobody has named has arrived")
 		}
-		if err := await(t.Context(), c, 0); (err == nil) != s.here["a"] {
+		if err := (arrival{s, "a"}).Await(t.Context(), 0, 1); (err == nil) != s.here["a"] {
 			t.Fatalf("a file that was named: %v", err)
 		}
 	})
 }
 
-// Beside an unpacked image, and tried again after a failure: who comes later is told of no failure,
-// and of all that has arrived. A dead feed, which says that something is missing, is replaced.
-func TestRetry(t *testing.T) {
+// Beside an unpacked image. A dead feed is replaced, and until then is none.
+func TestBeside(t *testing.T) {
 	snapshot := t.TempDir()
 	dirs := []string{filepath.Join(snapshot, "fs", images.ImageDir)}
 	if s, err := Beside(dirs); s != nil || err != nil {
 		t.Fatalf("without a feed: %v, %v", s, err)
 	}
 	for range 2 {
-		f := serving(t, snapshot, "/top")
+		f := serving(t, snapshot, "/")
 		first, err := Beside(dirs)
 		if err != nil {
 			t.Fatal(err)
@@ -293,26 +310,12 @@ func TestRetry(t *testing.T) {
 		if err := await(t.Context(), of(first, "/b"), 0); err == nil || err.Error() != "no more" {
 			t.Errorf("a failure is told as %v", err)
 		}
-		f.Arrived("/b")
-		f.Retry()
-		f.Arrived("/c")
-		second, err := Beside(dirs)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer second.Close()
-		c := of(second, "/a", "/b", "/c")
-		for i := range 3 {
-			if err := await(t.Context(), c, i); err != nil {
-				t.Errorf("file %d: %v", i, err)
-			}
-		}
 		if err := f.listener.Close(); err != nil { // it dies
 			t.Fatal(err)
 		}
 	}
-	if _, err := Beside(dirs); !errors.Is(err, ErrEnded) {
-		t.Errorf("a dead feed: %v", err)
+	if s, err := Beside(dirs); s != nil || err != nil {
+		t.Errorf("a dead feed: %v, %v", s, err)
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -16,8 +18,10 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/unpack"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/reference"
@@ -27,7 +31,10 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
+	"golang.org/x/sys/unix"
 
+	checkpoint "github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -70,7 +77,7 @@ func Of(ctx context.Context, c *client.Client) (*Store, error) {
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("ask containerd for a blob: %w", err)
 	}
-	return Open(c.ContentStore(), root, known)
+	return Open(Outlasting(c), root, known)
 }
 
 // Lease keeps containerd from collecting what is written with the context that it returns, until
@@ -225,8 +232,8 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	}
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. Layers of GPU state and CRIU's images are unpacked
-// several at once, for a snapshotter that puts layers together afterwards (overlayfs, from containerd 2.2 on). Those
+// Unpack makes an image in containerd ready to run, unless it is. GPU state in blobs is not unpacked. The checkpoint's
+// layers are unpacked several at once, for a snapshotter that puts layers together afterwards (overlayfs, from containerd 2.2 on). Those
 // below are unpacked one by one: several at once, containerd gives a directory that an archive lacks its own mode,
 // and not that of the layers below.
 func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
@@ -266,7 +273,7 @@ func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapsh
 		SnapshotterKey:          snapshotter,
 		Snapshotter:             c.SnapshotService(snapshotter),
 		SnapshotterCapabilities: capabilities,
-		Applier:                 c.DiffService(),
+		Applier:                 applier{c.DiffService(), Content(ctx, c)},
 	}))
 	if err != nil {
 		return err
@@ -277,4 +284,76 @@ func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapsh
 		err = werr
 	}
 	return err
+}
+
+// applier unpacks the layer with CRIU's images, all memory of the program but GPU state, by several processors.
+// containerd does so with all else.
+type applier struct {
+	diff.Applier
+	store content.Provider
+}
+
+// Apply unpacks a layer into mounts, and returns what it is as an archive.
+func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if d.Annotations[annotations.Layer] != oci.LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") {
+		return a.Applier.Apply(ctx, d, mounts, opts...)
+	}
+	var made ocispec.Descriptor
+	into := func(root string) (err error) {
+		made, err = unpackFiles(ctx, a.store, d, filepath.Join(root, checkpoint.ImageDir))
+		return err
+	}
+	if dir := upper(mounts); dir != "" {
+		err := into(dir)
+		return made, err
+	}
+	err := mount.WithTempMount(ctx, mounts, into)
+	return made, err
+}
+
+// upper returns the directory of what an overlay has above its other layers, if it is to be an overlay: while several
+// layers are unpacked at once, there are no others yet.
+func upper(mounts []mount.Mount) string {
+	if len(mounts) != 1 || mounts[0].Type != "overlay" {
+		return ""
+	}
+	for _, o := range mounts[0].Options {
+		if dir, ok := strings.CutPrefix(o, "upperdir="); ok {
+			return dir
+		}
+	}
+	return ""
+}
+
+// unpackFiles unpacks a layer of a checkpoint, files in one directory, into a directory that may be there.
+func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descriptor, dir string) (made ocispec.Descriptor, err error) {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return made, err
+	}
+	blob, err := store.ReaderAt(ctx, d)
+	if err != nil {
+		return made, err
+	}
+	defer blob.Close()
+	archive, err := oci.Decompress(content.NewReader(blob), d.MediaType, runtime.NumCPU())
+	if err != nil {
+		return made, err
+	}
+	defer archive.Close()
+	digested := oci.NewAside()
+	whole := io.TeeReader(archive, digested)
+	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			_, err = io.CopyN(f, r, size)
+			made.Size += size
+			err = errors.Join(err, f.Close())
+		}
+		return err
+	})
+	if err == nil {
+		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
+	}
+	made.MediaType, made.Digest = ocispec.MediaTypeImageLayer, digested.Digest()
+	return made, err
 }

@@ -115,6 +115,37 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester()}, nil
 }
 
+// Early begins a blob that others read, as d.Encoded in a directory on the store's file system, before it is
+// complete: the file has its full size from the begin. Truncate has it written anew, and leaves what is there.
+func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (content.Writer, error) {
+	f, err := s.temporary()
+	if err != nil {
+		return nil, err
+	}
+	if err = f.Truncate(d.Size); err == nil {
+		err = link(f, unix.AT_FDCWD, filepath.Join(dir, d.Digest.Encoded()))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &writer{ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, digester: digest.Canonical.Digester(), early: true}, nil
+}
+
+// Link gives a blob that containerd has for the namespace the name d.Encoded in a directory on the store's file
+// system. The error is of errdefs.ErrNotFound if it has none.
+func (s *Store) Link(ctx context.Context, d digest.Digest, dir string) error {
+	if _, err := s.Info(ctx, d); err != nil {
+		return err
+	}
+	return os.Link(filepath.Join(s.blobs, d.Encoded()), filepath.Join(dir, d.Encoded()))
+}
+
+// Beside makes a directory on the store's file system, and returns its path: nobody but root can enter it.
+func (s *Store) Beside(name ...string) (string, error) {
+	dir := filepath.Join(append([]string{filepath.Dir(filepath.Dir(s.blobs))}, name...)...)
+	return dir, os.MkdirAll(dir, 0o700)
+}
+
 // writer is a blob that has no name yet.
 type writer struct {
 	ctx      context.Context // of the Writer call, with its namespace and lease
@@ -124,6 +155,7 @@ type writer struct {
 	file     *os.File
 	digester digest.Digester
 	size     int64
+	early    bool // the file has its full size, see Early
 }
 
 // Write appends to the blob.
@@ -147,7 +179,10 @@ func (w *writer) Truncate(size int64) error {
 	if size != 0 {
 		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
 	}
-	if err := w.file.Truncate(0); err != nil {
+	if w.early {
+		size = w.total // what is there is written anew
+	}
+	if err := w.file.Truncate(size); err != nil {
 		return err
 	}
 	w.digester.Hash().Reset()
@@ -209,13 +244,20 @@ func (w *writer) place(d digest.Digest) error {
 		return err
 	}
 	defer dir.Close()
-	self := "/proc/self/fd/" + strconv.Itoa(int(w.file.Fd())) // see open(2), O_TMPFILE
-	err = unix.Linkat(unix.AT_FDCWD, self, int(dir.Fd()), d.Encoded(), unix.AT_SYMLINK_FOLLOW)
-	if errors.Is(err, unix.EEXIST) {
-		return nil
-	}
-	if err != nil {
-		return &os.LinkError{Op: "link", Old: self, New: filepath.Join(w.store.blobs, d.Encoded()), Err: err}
+	if err := link(w.file, int(dir.Fd()), d.Encoded()); err != nil {
+		if errors.Is(err, unix.EEXIST) {
+			return nil
+		}
+		return err
 	}
 	return dir.Sync()
+}
+
+// link gives a file a name in a directory; see open(2), O_TMPFILE.
+func link(f *os.File, dir int, name string) error {
+	self := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
+	if err := unix.Linkat(unix.AT_FDCWD, self, dir, name, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return &os.LinkError{Op: "link", Old: self, New: name, Err: err}
+	}
+	return nil
 }

@@ -4,15 +4,20 @@
 package oci
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 )
 
-// areaCheck compares the blocks of an area while its layers are read in any order, several at once.
+// areaCheck compares the blocks of an area while its parts are read in any order, several at once.
 // Blocks count from the begin of the range and layers from that of the file, at most 2 MiB before.
 // So the first bytes of a part end the last block of the part before, which finish compares.
 type areaCheck struct {
@@ -22,10 +27,10 @@ type areaCheck struct {
 	parts []part
 }
 
-// part is what one layer holds of an area. Bytes that the layer does not have are zero.
+// part is what one layer holds of an area, or several blobs do. Bytes that these do not have are zero.
 type part struct {
 	*areaCheck
-	layer   int    // its index; -1: no layer, all is zero
+	layers  []int  // their indices; none: all is zero
 	at, end uint64 // in the area's file
 	begin   uint64
 	head    []byte            // of the block that began before the part
@@ -36,23 +41,54 @@ type part struct {
 func newAreaCheck(v *verifier, a images.Area, size uint64) *areaCheck {
 	c := &areaCheck{v: v, area: a, size: size}
 	for at := uint64(0); at < a.End(); at += size {
-		c.parts = append(c.parts, part{areaCheck: c, layer: -1, begin: at, at: at, end: min(at+size, a.End())})
+		c.parts = append(c.parts, part{areaCheck: c, begin: at, at: at, end: min(at+size, a.End())})
 	}
 	return c
 }
 
-// take says which layer holds the part that begins at an offset, an annotation.
-func (a *areaCheck) take(layer int, offset string) error {
+// take says what holds the part, or some of it, that begins at an offset, an annotation.
+func (a *areaCheck) take(i int, l ocispec.Descriptor) error {
+	offset := l.Annotations[annotations.Offset]
+	unit := a.size
+	if a.v.diffIDs[i] == "" {
+		unit = images.PieceAlign
+	}
 	at, err := strconv.ParseUint(offset, 10, 64)
-	if err != nil || at%a.size != 0 || at >= a.area.End() {
+	if err != nil || at%unit != 0 || at >= a.area.End() {
 		return fmt.Errorf("annotation %s is %q", annotations.Offset, offset)
 	}
 	p := &a.parts[at/a.size]
-	if p.layer >= 0 {
+	if len(p.layers) > 0 && (unit == a.size || a.v.diffIDs[p.layers[0]] != "") {
 		return fmt.Errorf("there are two layers of %s from %d", a.area.File, at)
 	}
-	p.layer = layer
+	p.layers = append(p.layers, i)
 	return nil
+}
+
+// check reads what holds the part.
+func (p *part) check(ctx context.Context) {
+	p.whole = true
+	if len(p.layers) == 1 && p.v.diffIDs[p.layers[0]] != "" {
+		p.whole = p.v.layer(ctx, p.layers[0], p.read)
+		return
+	}
+	offset := func(i int) uint64 {
+		at, _ := strconv.ParseUint(p.v.manifest.Layers[i].Annotations[annotations.Offset], 10, 64) // take has looked
+		return at
+	}
+	slices.SortFunc(p.layers, func(a, b int) int { return cmp.Compare(offset(a), offset(b)) })
+	for _, i := range p.layers {
+		read := func(r io.Reader) error {
+			return p.piece(p.v.manifest.Layers[i].Digest.String(), offset(i), uint64(p.v.manifest.Layers[i].Size), r)
+		}
+		if !p.whole { // what is behind a missing piece has no place: its own digest is looked at alone
+			read = nil
+		}
+		p.whole = p.v.layer(ctx, i, read) && p.whole
+	}
+	if p.whole {
+		p.zeros(p.end)
+	}
 }
 
 // finish compares the blocks that two parts share.
@@ -81,19 +117,27 @@ func (a *areaCheck) compare(block uint64, got string) {
 func (p *part) read(r io.Reader) error {
 	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
 		file, offset, ok := images.ParsePieceFile(name)
-		if !ok || file != p.area.File || size <= 0 || offset%images.PieceAlign != 0 || offset < p.at || offset+uint64(size) < offset || offset+uint64(size) > p.end {
-			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, p.area.File, p.at, p.end)
+		if !ok || file != p.area.File || size <= 0 {
+			return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s", images.ErrDamaged, name, size, p.area.File)
 		}
-		p.zeros(offset)
-		if _, err := io.CopyN(p, r, size); err != nil {
-			return fmt.Errorf("%w: %s: %w", images.ErrDamaged, name, err)
-		}
-		return nil
+		return p.piece(name, offset, uint64(size), r)
 	})
 	if err == nil {
 		p.zeros(p.end)
 	}
 	return err
+}
+
+// piece compares the blocks of a piece. What is between it and the one before is zero.
+func (p *part) piece(name string, offset, size uint64, r io.Reader) error {
+	if offset%images.PieceAlign != 0 || offset < p.at || offset+size < offset || offset+size > p.end {
+		return fmt.Errorf("%w: %s, %d bytes, is not a piece of %s from %d to %d", images.ErrDamaged, name, size, p.area.File, p.at, p.end)
+	}
+	p.zeros(offset)
+	if _, err := io.CopyN(p, r, int64(size)); err != nil {
+		return fmt.Errorf("%w: %s: %w", images.ErrDamaged, name, err)
+	}
+	return nil
 }
 
 // Write takes the next bytes of the part. It never fails.

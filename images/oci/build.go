@@ -28,7 +28,8 @@ import (
 // Compression of the layers that a checkpoint adds.
 type Compression string
 
-// What a layer can be compressed with. The zero value is Zstd.
+// What layers can be compressed with. With the zero value, and with None, GPU state is in blobs as it is, and needs no
+// unpacking anywhere; with Zstd and Gzip it is in layers. The zero value has all other layers compressed by zstd.
 const (
 	Zstd Compression = "zstd"
 	Gzip Compression = "gzip"
@@ -76,16 +77,18 @@ type Options struct {
 	Made func(ocispec.Descriptor)
 	// Discard removes the blobs of a build that fails, for a store without a garbage collector.
 	Discard bool
+
+	gpuLayers bool // GPU state is in layers
 }
 
 // Result is what a build made.
 type Result struct {
 	// Manifest is the image. It has no name yet.
 	Manifest ocispec.Descriptor `json:"-"`
-	// GPUBytes is the size of the GPU state, GPULayers how many layers hold it; zeros need none.
+	// GPUBytes is the size of the GPU state, GPULayers how many blobs hold it; zeros need none.
 	GPUBytes  uint64 `json:"gpuBytes"`
 	GPULayers int    `json:"-"`
-	// Bytes are the sizes of the layers that the checkpoint added, as stored. Reused and Written
+	// Bytes are the sizes of what the checkpoint added, as stored. Reused and Written
 	// say how much was there and how much is new, of all and of the GPU layers. A layer that the
 	// store had under its digest is reused.
 	Bytes           uint64 `json:"bytes"`
@@ -157,6 +160,7 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 	if o.Provider == nil {
 		o.Provider = store
 	}
+	o.gpuLayers = o.Compression == Zstd || o.Compression == Gzip
 	o.Compression = cmp.Or(o.Compression, Zstd)
 	o.Threads = cmp.Or(o.Threads, runtime.NumCPU())
 	b := &builder{
@@ -174,7 +178,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	base, err := b.readBase(ctx, LayerAnchor, LayerGPU, LayerCRIU)
+	base, err := b.readBase(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -220,10 +224,10 @@ func (b *builder) tell(d ocispec.Descriptor) {
 	}
 }
 
-// layer is a layer in the store.
+// layer is a layer in the store, or a blob of GPU state.
 type layer struct {
 	desc   ocispec.Descriptor
-	diffID digest.Digest
+	diffID digest.Digest // "" of what is no layer
 	reused bool
 	kind   string
 }

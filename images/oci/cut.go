@@ -14,8 +14,8 @@ import (
 const (
 	// blockBytes is the unit in which zeros are found: it divides the offset of every piece.
 	blockBytes = images.PieceAlign
-	// gapBytes is how long a run of zeros must be to end a piece. Shorter ones compress to nothing,
-	// and each piece is a file to open and a mapping of the restored process.
+	// gapBytes is how long a run of zeros must be to end a piece, or an eighth of the cut if that is more: each piece is
+	// a blob, a file to open and a mapping of the restored process.
 	gapBytes = 16 << 20
 	// minLayerBytes is the smallest cut; a multiple of images.BlockBytes.
 	minLayerBytes = 64 << 20
@@ -36,11 +36,12 @@ func chooseLayerBytes(state uint64) uint64 {
 
 type span struct{ from, to uint64 }
 
-// runs finds what of a range has to be stored; from is a multiple of blockBytes. It reads little of
+// runs finds what of a range, a cut, has to be stored; from is a multiple of blockBytes. It reads little of
 // a block that is not zero, and all of one that is.
 func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
 	var found []span
 	data := r.NextData(from) // before it there are holes only
+	gap := max(gapBytes, (to-from)/8)
 	buf, zeros := make([]byte, 256<<10), make([]byte, 256<<10)
 	for at := from; at < to; at += blockBytes {
 		end := min(at+blockBytes, to)
@@ -56,7 +57,7 @@ func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
 		}
 		switch last := len(found) - 1; {
 		case empty:
-		case last >= 0 && at-found[last].to < gapBytes:
+		case last >= 0 && at-found[last].to < gap:
 			found[last].to = end
 		default:
 			found = append(found, span{at, end})

@@ -8,14 +8,21 @@
 // it. From then on it is an image like any other, and not changed again.
 //
 // Its layers, bottom up: those of the base image by their digests, one with the container's
-// writable files, an anchor, those with the GPU state, and one with CRIU's images and gpuckpt.json.
+// writable files, one that says which blobs have the GPU state, and one with CRIU's images and gpuckpt.json. The blobs
+// are in the manifest beside the layers: who pulls the image fetches them, and unpacks them nowhere.
 // docs/internals/format.md describes them for others.
 package oci
 
 // The kinds of layers, as the annotation annotations.Layer of a layer has them.
 const (
-	LayerRW     = "rw"
-	LayerAnchor = "anchor"
-	LayerGPU    = "gpu"
-	LayerCRIU   = "criu"
+	LayerRW    = "rw"
+	LayerIndex = "index"
+	LayerGPU   = "gpu" // also of a blob that is no layer
+	LayerCRIU  = "criu"
+
+	// layerAnchor was below GPU state in images of early versions, an empty directory.
+	layerAnchor = "anchor"
 )
+
+// MediaTypeGPU is that of a blob with GPU state as it is. It is no layer: containerd fetches it, and unpacks it nowhere.
+const MediaTypeGPU = "application/vnd.gpuckpt.gpu.v1"

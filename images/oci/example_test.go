@@ -37,7 +37,7 @@ func ExampleBuild() {
 		log.Fatal(err)
 	}
 	defer store.Close()
-	built, err := oci.Build(ctx, store, oci.Options{Checkpoint: checkpoint, Compression: oci.Zstd, Discard: true})
+	built, err := oci.Build(ctx, store, oci.Options{Checkpoint: checkpoint, Discard: true})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func FuzzVerify(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, compression := range []Compression{Zstd, Gzip, None} {
+	for _, compression := range []Compression{"", Zstd, Gzip, None} {
 		r, err := Build(f.Context(), l, Options{Checkpoint: c, Compression: compression})
 		if err != nil {
 			f.Fatal(err)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -33,27 +32,27 @@ type Image struct {
 	BaseName string `json:"baseName,omitempty"`
 	// LayerBytes is what the GPU state was cut into.
 	LayerBytes uint64 `json:"layerBytes,omitempty"`
-	// Layers, bottom up.
+	// Layers, bottom up, and the blobs of GPU state.
 	Layers []Layer `json:"layers"`
 }
 
-// Layer is one layer of a checkpoint image.
+// Layer is one layer of a checkpoint image, or a blob of GPU state.
 type Layer struct {
 	Digest    digest.Digest `json:"digest"`
-	DiffID    digest.Digest `json:"diffID"`
+	DiffID    digest.Digest `json:"diffID,omitempty"` // "" of a blob that is no layer
 	MediaType string        `json:"mediaType"`
 	// Bytes as stored.
 	Bytes uint64 `json:"bytes"`
-	// Kind is LayerRW, LayerAnchor, LayerGPU, LayerCRIU, or "base".
+	// Kind is LayerRW, LayerIndex, LayerGPU, LayerCRIU, or "base".
 	Kind string `json:"kind"`
-	// Area and Offset of a GPU layer.
+	// Area and Offset of GPU state.
 	Area   string `json:"area,omitempty"`
 	Offset uint64 `json:"offset,omitempty"`
 }
 
-// Descriptor returns what finds the layer in a store.
+// Descriptor returns what finds the layer in a store, and what kind it is of.
 func (l Layer) Descriptor() ocispec.Descriptor {
-	return ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: int64(l.Bytes)}
+	return ocispec.Descriptor{MediaType: l.MediaType, Digest: l.Digest, Size: int64(l.Bytes), Annotations: map[string]string{annotations.Layer: l.Kind}}
 }
 
 // LayerBase is the Kind of the base image's layers.
@@ -132,26 +131,6 @@ func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
 		}
 	}
 	return l, nil
-}
-
-// Stackable reports whether an overlay can stack an image's layers (OVL_MAX_STACK of the kernel's fs/overlayfs).
-// Another image gets no snapshot for each layer.
-func (i *Image) Stackable() bool { return len(i.Layers) <= 500 }
-
-// Anchored reports whether an image has GPU state that lies above its Anchor, and nothing else but CRIU's images
-// above it. Only that may be entered into containerd by what the image says of it.
-func (i *Image) Anchored() bool {
-	gpu := slices.IndexFunc(i.Layers, func(l Layer) bool { return l.Kind == LayerGPU })
-	if gpu <= 0 {
-		return false
-	}
-	above := i.Layers[gpu:]
-	anchor, err := Anchor(i.LayerBytes, above)
-	if err != nil || i.Layers[gpu-1].DiffID != digest.FromBytes(anchor) {
-		return false // of an earlier version, or somebody else's layers
-	}
-	top := len(above) - 1
-	return above[top].Kind == LayerCRIU && !slices.ContainsFunc(above[:top], func(l Layer) bool { return l.Kind != LayerGPU })
 }
 
 // notFirst says that a layer does not begin with gpuckpt.json.

@@ -6,14 +6,13 @@ package oci
 import (
 	"archive/tar"
 	"bufio"
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -24,6 +23,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -36,26 +36,18 @@ type plan struct {
 	name string
 	span
 	entries []entry
+	idle    *semaphore.Weighted // processors for frames of a layer
 }
 
-func (p *plan) key() string { return layerKey(p.kind, p.name, strconv.FormatUint(p.from, 10)) }
-
-func layerKey(kind, area, offset string) string {
-	if kind != LayerGPU {
-		return kind
+// layerKey is what tells a layer of a checkpoint from its others, by its annotations.
+func layerKey(of map[string]string) string {
+	if of[annotations.Layer] != LayerGPU {
+		return of[annotations.Layer]
 	}
-	return kind + " " + area + " " + offset
+	return LayerGPU + " " + of[annotations.Area] + " " + of[annotations.Offset]
 }
 
-func (p *plan) annotations() map[string]string {
-	a := map[string]string{annotations.Layer: p.kind}
-	if p.kind == LayerGPU {
-		a[annotations.Area], a[annotations.Offset] = p.name, strconv.FormatUint(p.from, 10)
-	}
-	return a
-}
-
-// checkpointLayers makes the layers of GPU state but zeros, and of CRIU's images, several at once.
+// checkpointLayers makes the blobs of GPU state but zeros, and the layers of the checkpoint, several at once.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
 	areas := c.Areas()
@@ -64,7 +56,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		r := a.Open(ctx)
 		defer r.Close()
 		for at := uint64(0); at < a.End(); at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}, idle: b.processors})
 		}
 	}
 	last, done, err := criuPlan(c)
@@ -72,84 +64,66 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	if err != nil {
 		return nil, err
 	}
+	// CRIU's layer takes longest, and the rest has no use for zstd: it begins first, with processors of its own.
+	own := int64(min(mostFrames, b.Threads))
+	last.idle = semaphore.NewWeighted(own - 1)
 	plans = append(plans, last)
-	made := make([]*layer, len(plans))
+	made := make([][]layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
-	for i := range slices.Backward(plans) { // CRIU's layer takes longest
+	for i := range slices.Backward(plans) {
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
-		err := b.processors.Acquire(working, 1)
+		takes := int64(1)
+		if plans[i].kind == LayerCRIU {
+			takes = own
+		}
+		err := b.processors.Acquire(working, takes)
 		g.Go(func() error {
 			if err != nil {
 				return err
 			}
-			defer b.processors.Release(1)
-			if made[i], err = b.makeLayer(working, &plans[i], previous); made[i] != nil && err == nil {
-				b.tell(made[i].desc)
+			defer b.processors.Release(takes)
+			if made[i], err = b.make(working, &plans[i], previous); err != nil {
+				return err
 			}
-			return err
+			for _, l := range made[i] {
+				b.tell(l.desc)
+			}
+			return nil
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	var layers []layer
-	for _, l := range made {
-		if l != nil {
-			layers = append(layers, *l)
-		}
-	}
-	if len(layers) > 1 {
-		anchor, err := b.anchor(ctx, b.LayerBytes, layers)
+	layers := slices.Concat(made...)
+	if top := len(layers) - 1; top > 0 && !b.gpuLayers {
+		blobs := layers[:top]
+		index, err := b.index(ctx, blobs)
 		if err != nil {
 			return nil, err
 		}
-		b.tell(anchor.desc)
-		layers = slices.Insert(layers, 0, *anchor)
+		b.tell(index.desc)
+		// Behind all layers: many tools count layers and diff_ids alike.
+		layers = append([]layer{*index, layers[top]}, blobs...)
 	}
 	return layers, nil
 }
 
-// Anchor returns the archive of the layer below GPU state: an empty directory, with a digest in its header of all that
-// the layers above become as they arrive. Those are the layers of GPU state and that of CRIU's images; of each the
-// diff_id, Area and Offset count. So their chain IDs are those of this one checkpoint, cut in this one way: no other
-// image has them, whatever it claims.
-func Anchor(layerBytes uint64, above []Layer) ([]byte, error) {
-	text := fmt.Appendf(nil, "%d\n", layerBytes)
-	for _, l := range above {
-		text = fmt.Appendf(text, "%s %s %q %d\n", l.Kind, l.DiffID, l.Area, l.Offset)
-	}
-	var b bytes.Buffer
-	t := tar.NewWriter(&b)
-	h := tar.Header{
-		Typeflag: tar.TypeDir, Name: images.ImageDir + "/", Mode: 0o700, ModTime: time.Unix(0, 0),
-		PAXRecords: map[string]string{"GPUCKPT.above": digest.FromBytes(text).String()},
-	}
-	err := errors.Join(t.WriteHeader(&h), t.Close())
-	return b.Bytes(), err
-}
-
-// anchor makes the layer of Anchor, below these.
-func (b *builder) anchor(ctx context.Context, layerBytes uint64, above []layer) (*layer, error) {
-	var all []Layer
-	for _, l := range above {
-		of, err := layerOf(l.desc, l.diffID)
+// index makes the layer that says which blobs have the GPU state: a file for each, an images.Pointer.
+func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
+	var entries []entry
+	for _, l := range blobs {
+		offset, err := strconv.ParseUint(l.desc.Annotations[annotations.Offset], 10, 64)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, of)
+		text := images.Pointer{Digest: l.desc.Digest, Bytes: uint64(l.desc.Size)}.String()
+		entries = append(entries, entry{name: images.PieceFile(l.desc.Annotations[annotations.Area], offset), from: strings.NewReader(text), len: uint64(len(text))})
 	}
-	data, err := Anchor(layerBytes, all)
+	l, err := b.writeLayer(ctx, LayerIndex, b.processors, func(w io.Writer) error { return writeTar(ctx, w, entries, nil) })
 	if err != nil {
 		return nil, err
 	}
-	l, err := b.writeLayer(ctx, LayerAnchor, b.pack, func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	l.kind, l.desc.Annotations = LayerAnchor, map[string]string{annotations.Layer: LayerAnchor}
+	l.kind, l.desc.Annotations = LayerIndex, map[string]string{annotations.Layer: LayerIndex}
 	return l, nil
 }
 
@@ -179,8 +153,8 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 	return p, done, nil
 }
 
-// makeLayer returns the layer, which is then in the store; nil if it would be empty.
-func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]layer) (*layer, error) {
+// make makes what a plan says, which is in the store then: nothing of zeros.
+func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) ([]layer, error) {
 	if p.kind == LayerGPU {
 		parts, err := runs(p.area, p.from, p.to)
 		if err != nil {
@@ -198,82 +172,117 @@ func (b *builder) makeLayer(ctx context.Context, p *plan, previous map[string]la
 	if len(p.entries) == 0 {
 		return nil, nil
 	}
-	if old, ok := previous[p.key()]; ok {
-		// Reading what has changed twice is cheaper than compressing what has not.
+	if p.kind != LayerGPU || b.gpuLayers {
+		write := func(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
+			return b.writeLayer(ctx, name, p.idle, fill)
+		}
+		return b.one(ctx, p.kind, p.name, p.from, content, previous, write, func(w io.Writer, meter *images.Meter) error {
+			return writeTar(ctx, w, p.entries, meter)
+		})
+	}
+	var made []layer
+	for _, e := range p.entries {
+		l, err := b.one(ctx, p.kind, p.name, e.offset, e.len, previous, b.writeState, func(w io.Writer, meter *images.Meter) error {
+			return e.copy(ctx, w, meter, make([]byte, 1<<20))
+		})
+		if err != nil {
+			return nil, err
+		}
+		made = append(made, l...)
+	}
+	return made, nil
+}
+
+// one makes a layer or a blob, unless it is what previous has in its place.
+func (b *builder) one(ctx context.Context, kind, area string, offset, bytes uint64, previous map[string]layer,
+	write func(context.Context, string, func(io.Writer) error) (*layer, error), fill func(io.Writer, *images.Meter) error,
+) ([]layer, error) {
+	of := map[string]string{annotations.Layer: kind}
+	if kind == LayerGPU {
+		of[annotations.Area], of[annotations.Offset] = area, strconv.FormatUint(offset, 10)
+	}
+	key := layerKey(of)
+	if old, ok := previous[key]; ok && (old.diffID == "") == (kind == LayerGPU && !b.gpuLayers) {
+		// Reading what has changed twice is cheaper than compressing, or writing, what has not.
 		h := digest.Canonical.Digester()
-		if err := writeTar(ctx, h.Hash(), p.entries, nil); err != nil {
+		if err := fill(h.Hash(), nil); err != nil {
 			return nil, err
 		}
-		if h.Digest() == old.diffID {
-			b.meter.Add(int64(content))
-			old.desc.Annotations = p.annotations()
-			old.kind, old.reused = p.kind, true
-			return &old, nil
+		if h.Digest() == cmp.Or(old.diffID, old.desc.Digest) {
+			b.meter.Add(int64(bytes))
+			old.desc.Annotations = of
+			old.kind, old.reused = kind, true
+			return []layer{old}, nil
 		}
 	}
-	pack := b.pack
-	if b.Compression == Zstd && b.Level == 0 {
-		switch saves, err := b.worthwhile(p.entries); {
-		case err != nil:
-			return nil, err
-		case !saves:
-			pack = func(w io.Writer) (io.WriteCloser, error) { return newRawWriter(w), nil }
-		}
-	}
-	l, err := b.writeLayer(ctx, p.key(), pack, func(w io.Writer) error {
-		return writeTar(ctx, w, p.entries, b.meter)
-	})
+	l, err := write(ctx, key, func(w io.Writer) error { return fill(w, b.meter) })
 	if err != nil {
 		return nil, err
 	}
-	l.kind, l.desc.Annotations = p.kind, p.annotations()
-	return l, nil
+	l.kind, l.desc.Annotations = kind, of
+	return []layer{*l}, nil
 }
 
 // pack compresses as the Options say. Its output depends on its input alone.
-func (b *builder) pack(w io.Writer) (io.WriteCloser, error) {
+func (b *builder) pack(w io.Writer, idle *semaphore.Weighted) (io.WriteCloser, error) {
 	switch b.Compression {
 	case None:
 		return unclosed{w}, nil
 	case Gzip:
 		return gzip.NewWriterLevel(w, max(1, b.Level))
 	}
-	return &framer{w: w, encoder: b.encoder, idle: b.processors}, nil
+	return &framer{w: w, encoder: b.encoder, idle: idle}, nil
 }
 
 type unclosed struct{ io.Writer }
 
 func (unclosed) Close() error { return nil }
 
-// writeLayer writes what fill writes, through pack, into a layer of the store. On an error nothing is
-// left.
-func (b *builder) writeLayer(ctx context.Context, name string, pack func(io.Writer) (io.WriteCloser, error), fill func(io.Writer) error) (_ *layer, err error) {
+// writeLayer writes what fill writes, compressed, into a layer of the store. On an error nothing is left.
+// Its frames take processors that are idle.
+func (b *builder) writeLayer(ctx context.Context, name string, idle *semaphore.Weighted, fill func(io.Writer) error) (*layer, error) {
+	var plain digest.Digest
+	l, err := b.write(ctx, name, func(w io.Writer) error {
+		packed, err := b.pack(w, idle)
+		if err != nil {
+			return err
+		}
+		digested := NewAside()
+		err = fill(io.MultiWriter(packed, digested))
+		plain = digested.Digest()
+		return cmp.Or(err, packed.Close()) // it has goroutines
+	}, func(info *content.Info) error {
+		return content.WithLabels(map[string]string{labels.LabelUncompressed: plain.String()})(info)
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.desc.MediaType, l.diffID = b.Compression.MediaType(), plain
+	return l, nil
+}
+
+// writeState writes what fill writes into a blob of the store, as it is. On an error nothing is left.
+func (b *builder) writeState(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
+	return b.write(ctx, name, fill)
+}
+
+// write writes what fill writes into a blob of the store. opts are called then.
+func (b *builder) write(ctx context.Context, name string, fill func(io.Writer) error, opts ...content.Opt) (_ *layer, err error) {
 	ref := b.id + " " + name
 	w, err := content.OpenWriter(ctx, b.store, content.WithRef(ref))
 	if err != nil {
-		return nil, fmt.Errorf("write layer: %w", err)
+		return nil, fmt.Errorf("write %s: %w", name, err)
 	}
 	defer func() {
 		w.Close()
 		if err != nil {
 			abort(ctx, b.store, ref)
-			err = fmt.Errorf("write layer: %w", err)
+			err = fmt.Errorf("write %s: %w", name, err)
 		}
 	}()
 	counted := &counter{w: w}
 	buffered := bufio.NewWriterSize(counted, 1<<20)
-	packed, err := pack(buffered)
-	if err != nil {
-		return nil, err
-	}
-	// The store hashes what it gets, which without compression is the same.
-	plain, into := digest.Canonical.Digester(), io.Writer(packed)
-	if b.Compression != None {
-		into = io.MultiWriter(packed, plain.Hash())
-	}
-	err = fill(into)
-	err = cmp.Or(err, packed.Close()) // it has goroutines
-	if err == nil {
+	if err = fill(buffered); err == nil {
 		err = buffered.Flush()
 	}
 	if err != nil {
@@ -287,11 +296,8 @@ func (b *builder) writeLayer(ctx context.Context, name string, pack func(io.Writ
 	if status.Offset != counted.bytes {
 		return nil, fmt.Errorf("the store has %d of %d bytes", status.Offset, counted.bytes)
 	}
-	l := &layer{desc: ocispec.Descriptor{MediaType: b.Compression.MediaType(), Digest: w.Digest(), Size: counted.bytes}}
-	if l.diffID = l.desc.Digest; b.Compression != None {
-		l.diffID = plain.Digest()
-	}
-	err = w.Commit(ctx, counted.bytes, l.desc.Digest, content.WithLabels(map[string]string{labels.LabelUncompressed: l.diffID.String()}))
+	l := &layer{desc: ocispec.Descriptor{MediaType: MediaTypeGPU, Digest: w.Digest(), Size: counted.bytes}}
+	err = w.Commit(ctx, counted.bytes, l.desc.Digest, opts...)
 	if errdefs.IsAlreadyExists(err) {
 		l.reused = true
 		return l, nil
@@ -336,7 +342,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, b.pack, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, b.processors, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
@@ -433,14 +439,22 @@ func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.M
 		if err := t.WriteHeader(&h); err != nil {
 			return err
 		}
-		from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
-		n, err := io.CopyBuffer(t, meter.Reader(ctx, from), buf)
-		if err == nil && n < from.Size() {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil {
-			return fmt.Errorf("read %s at %d: %w", e.name, e.offset+uint64(n), err)
+		if err := e.copy(ctx, t, meter, buf); err != nil {
+			return err
 		}
 	}
 	return t.Close()
+}
+
+// copy writes the bytes of the file, by way of buf.
+func (e *entry) copy(ctx context.Context, w io.Writer, meter *images.Meter, buf []byte) error {
+	from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
+	n, err := io.CopyBuffer(w, meter.Reader(ctx, from), buf)
+	if err == nil && n < from.Size() {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("read %s at %d: %w", e.name, e.offset+uint64(n), err)
+	}
+	return nil
 }

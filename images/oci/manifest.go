@@ -45,7 +45,8 @@ func readImage(ctx context.Context, provider content.Provider, image ocispec.Des
 	return m, config, ids, err
 }
 
-// readConfig returns the config of an image, field by field, and its diff_ids.
+// readConfig returns the config of an image, field by field, and the diff_ids of all that is in the manifest's layers:
+// "" of what is none.
 func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manifest) (map[string]json.RawMessage, []digest.Digest, error) {
 	data, err := ReadDocument(ctx, provider, m.Config)
 	if err != nil {
@@ -59,21 +60,39 @@ func readConfig(ctx context.Context, provider content.Provider, m *ocispec.Manif
 	if err := json.Unmarshal(config["rootfs"], &rootfs); err != nil {
 		return nil, nil, fmt.Errorf("%w: rootfs of config %s: %w", images.ErrDamaged, m.Config.Digest, err)
 	}
-	if len(rootfs.DiffIDs) != len(m.Layers) {
-		return nil, nil, fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, m.Config.Digest, len(rootfs.DiffIDs), len(m.Layers))
-	}
 	for _, id := range rootfs.DiffIDs {
 		if err := id.Validate(); err != nil {
 			return nil, nil, fmt.Errorf("%w: diff_id %q of config %s: %w", images.ErrDamaged, id, m.Config.Digest, err)
 		}
 	}
-	return config, rootfs.DiffIDs, nil
+	ids, layers := make([]digest.Digest, len(m.Layers)), 0
+	for i, l := range m.Layers {
+		if !cimages.IsLayerType(l.MediaType) {
+			continue
+		}
+		if layers < len(rootfs.DiffIDs) {
+			ids[i] = rootfs.DiffIDs[layers]
+		}
+		layers++
+	}
+	if layers != len(rootfs.DiffIDs) {
+		return nil, nil, fmt.Errorf("%w: config %s has %d diff_ids for %d layers", images.ErrDamaged, m.Config.Digest, len(rootfs.DiffIDs), layers)
+	}
+	return config, ids, nil
 }
 
-// readBase reads the base image without layers of some kinds, those of a checkpoint that the container
+// rootfs returns what a config says of layers; diff_ids of "" are of none.
+func rootfs(ids []digest.Digest) ocispec.RootFS {
+	return ocispec.RootFS{Type: "layers", DiffIDs: slices.DeleteFunc(slices.Clone(ids), func(id digest.Digest) bool { return id == "" })}
+}
+
+// checkpointKinds are the kinds of layers that a checkpoint has above the container's files.
+var checkpointKinds = []string{layerAnchor, LayerIndex, LayerGPU, LayerCRIU}
+
+// readBase reads the base image without what is of a checkpoint that the container
 // was restored from. Layers with writable files stay: the container's own writable
 // files are the difference to them.
-func (b *builder) readBase(ctx context.Context, without ...string) (*base, error) {
+func (b *builder) readBase(ctx context.Context) (*base, error) {
 	if b.Base.Digest == "" {
 		p := platforms.DefaultSpec()
 		raw := func(s string) json.RawMessage { return json.RawMessage(strconv.Quote(s)) }
@@ -86,10 +105,14 @@ func (b *builder) readBase(ctx context.Context, without ...string) (*base, error
 		return nil, fmt.Errorf("read the base image: %w", err)
 	}
 	out := &base{config: config}
-	drop := make([]bool, len(m.Layers))
+	var drop []bool
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
-		if drop[i] = slices.Contains(without, kind); drop[i] {
+		gone := slices.Contains(checkpointKinds, kind)
+		if ids[i] != "" {
+			drop = append(drop, gone)
+		}
+		if gone {
 			continue
 		}
 		d.MediaType = ociType(d.MediaType)
@@ -149,7 +172,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	previous := make(map[string]layer)
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
-		if kind != LayerGPU && kind != LayerCRIU {
+		if kind != LayerGPU && kind != LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") { // for others' keys
 			continue
 		}
 		ok, err := content.Exists(ctx, b.store, d)
@@ -157,7 +180,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 			return nil, fmt.Errorf("read the previous image: %w", err)
 		}
 		if ok {
-			previous[layerKey(kind, d.Annotations[annotations.Area], d.Annotations[annotations.Offset])] = layer{desc: d, diffID: ids[i]}
+			previous[layerKey(d.Annotations)] = layer{desc: d, diffID: ids[i]}
 		}
 	}
 	return previous, nil
@@ -181,21 +204,24 @@ func (b *builder) writeManifest(ctx context.Context, meta *images.Metadata, on *
 		MediaType:   ocispec.MediaTypeImageManifest,
 		Annotations: b.annotations(meta),
 	}
-	rootfs := ocispec.RootFS{Type: "layers"}
+	var ids []digest.Digest
 	for _, l := range layers {
 		m.Layers = append(m.Layers, l.desc)
-		rootfs.DiffIDs = append(rootfs.DiffIDs, l.diffID)
+		ids = append(ids, l.diffID)
 	}
 	config := maps.Clone(on.config)
 	set := func(key string, value any) (err error) {
 		config[key], err = json.Marshal(value)
 		return err
 	}
-	err := errors.Join(set("created", created), set("rootfs", rootfs))
+	err := errors.Join(set("created", created), set("rootfs", rootfs(ids)))
 	delete(config, "history")
 	if on.history != nil || len(on.layers) == 0 {
 		history := slices.Clone(on.history)
 		for _, l := range added {
+			if l.diffID == "" {
+				continue
+			}
 			raw, herr := json.Marshal(ocispec.History{Created: &created, CreatedBy: "gpuckpt", Comment: "checkpoint: " + l.kind})
 			err = errors.Join(err, herr)
 			history = append(history, raw)
@@ -220,7 +246,11 @@ func (b *builder) writeImage(ctx context.Context, m ocispec.Manifest, config map
 func References(m *ocispec.Manifest) map[string]string {
 	refs := map[string]string{"containerd.io/gc.ref.content.config": m.Config.Digest.String()}
 	for i, l := range m.Layers {
-		refs[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", i)] = l.Digest.String()
+		kind := "l"
+		if !cimages.IsLayerType(l.MediaType) { // which `ctr content prune references` takes for unpacked
+			kind = "gpu"
+		}
+		refs[fmt.Sprintf("containerd.io/gc.ref.content.%s.%d", kind, i)] = l.Digest.String()
 	}
 	return refs
 }

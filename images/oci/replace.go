@@ -7,10 +7,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -19,7 +19,7 @@ import (
 )
 
 // Replace writes a checkpoint image with other files in place of gpuckpt.json, CRIU's images
-// and what lies beside them; all other layers but the anchor stay. o.Base is the image; of the other
+// and what lies beside them; all other layers stay. o.Base is the image; of the other
 // options Provider, Compression, Level, Progress and Discard count. It leaves on an error
 // what Build leaves.
 func Replace(ctx context.Context, store content.Store, o Options, files []images.File) (*Result, error) {
@@ -45,9 +45,8 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 		return err
 	}
 	b.result.GPUBytes, _ = strconv.ParseUint(m.Annotations[annotations.GPUState], 10, 64) // it is only told
-	anchored := slices.IndexFunc(m.Layers[:top], func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == LayerAnchor })
 	for i, l := range m.Layers {
-		if i == top || i == anchored {
+		if i == top {
 			continue
 		}
 		if err := b.copyBlob(ctx, l); err != nil {
@@ -58,33 +57,19 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 		}
 	}
 	p, done, err := criuPlan(&images.Checkpoint{Files: files})
+	p.idle = b.processors
 	defer done()
 	if err != nil {
 		return err
 	}
 	b.meter.Grow(int64(p.to))
-	made, err := b.makeLayer(ctx, &p, nil)
+	made, err := b.make(ctx, &p, nil)
 	if err != nil {
 		return err
 	}
-	b.count(*made)
-	m.Layers[top], ids[top] = made.desc, made.diffID
-	if anchored >= 0 { // by what is above it
-		size, err := layerBytes(m.Annotations)
-		if err != nil {
-			return err
-		}
-		var above []layer
-		for i := anchored + 1; i <= top; i++ {
-			above = append(above, layer{desc: m.Layers[i], diffID: ids[i]})
-		}
-		if made, err = b.anchor(ctx, size, above); err != nil {
-			return err
-		}
-		b.count(*made)
-		m.Layers[anchored], ids[anchored] = made.desc, made.diffID
-	}
-	if config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: ids}); err != nil {
+	b.count(made[0])
+	m.Layers[top], ids[top] = made[0].desc, made[0].diffID
+	if config["rootfs"], err = json.Marshal(rootfs(ids)); err != nil {
 		return err
 	}
 	b.result.Manifest, err = b.writeImage(ctx, m, config)
@@ -98,16 +83,16 @@ func Below(ctx context.Context, store content.Store, image ocispec.Descriptor) (
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	base, err := b.readBase(ctx, LayerGPU, LayerCRIU) // the anchor is below the layers of GPU state
+	base, err := b.readBase(ctx)
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
-	rootfs := ocispec.RootFS{Type: "layers"}
+	var ids []digest.Digest
 	for _, l := range base.layers {
-		m.Layers, rootfs.DiffIDs = append(m.Layers, l.desc), append(rootfs.DiffIDs, l.diffID)
+		m.Layers, ids = append(m.Layers, l.desc), append(ids, l.diffID)
 	}
-	if base.config["rootfs"], err = json.Marshal(rootfs); err != nil {
+	if base.config["rootfs"], err = json.Marshal(rootfs(ids)); err != nil {
 		return ocispec.Descriptor{}, err
 	}
 	delete(base.config, "history")

@@ -13,6 +13,8 @@ import (
 	"io"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -221,11 +223,15 @@ func (v *verifier) verify(ctx context.Context) {
 	v.report.Layers, v.report.Bytes = len(v.manifest.Layers), v.total
 }
 
-// criuLayer finds the layer with gpuckpt.json.
+// criuLayer finds the layer with gpuckpt.json. It refuses what is of a checkpoint and neither a layer nor a blob of GPU state.
 func criuLayer(m *ocispec.Manifest) (int, error) {
 	top := -1
 	for i, l := range m.Layers {
-		if l.Annotations[annotations.Layer] != LayerCRIU {
+		kind := l.Annotations[annotations.Layer]
+		if blob := kind == LayerGPU && strings.TrimSuffix(l.MediaType, "+encrypted") == MediaTypeGPU; kind != "" && !blob && !cimages.IsLayerType(l.MediaType) {
+			return 0, fmt.Errorf("%w: what has the annotation %s=%s is of the type %s", images.ErrDamaged, annotations.Layer, kind, l.MediaType)
+		}
+		if kind != LayerCRIU {
 			continue
 		}
 		if top >= 0 {
@@ -252,31 +258,35 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 			areas[a.File] = newAreaCheck(v, a, size)
 		}
 	}
+	var blobs, indexed bool
 	for i, l := range v.manifest.Layers {
 		if i == top {
 			continue
 		}
-		if l.Annotations[annotations.Layer] != LayerGPU {
+		switch l.Annotations[annotations.Layer] {
+		case LayerGPU:
+		case LayerIndex:
+			indexed = true
+			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, v.readIndex) })
+			continue
+		default:
 			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, nil) })
 			continue
 		}
+		blobs = blobs || v.diffIDs[i] == ""
 		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
 			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
-		} else if err := a.take(i, l.Annotations[annotations.Offset]); err != nil {
+		} else if err := a.take(i, l); err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
 		}
 	}
+	if blobs && !indexed {
+		v.fault(fmt.Errorf("%w: no layer says which blobs have its GPU state", images.ErrDamaged))
+	}
 	for _, a := range areas {
 		for i := range a.parts {
-			jobs = append(jobs, func(ctx context.Context) {
-				p := &a.parts[i]
-				if p.whole = p.layer < 0; p.whole {
-					p.zeros(p.end)
-				} else {
-					p.whole = v.layer(ctx, p.layer, p.read)
-				}
-			})
+			jobs = append(jobs, a.parts[i].check)
 		}
 	}
 	return areas, jobs
@@ -295,8 +305,8 @@ func (v *verifier) nameOf(i int) string {
 	}
 }
 
-// layer reads a layer to its end and compares its digests. read, which may be nil, reads the
-// archive. layer reports whether that went without an error.
+// layer reads a layer, or a blob, to its end and compares its digests. read, which may be nil, reads the
+// archive, or the blob. layer reports whether that went without an error.
 func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error) bool {
 	desc := v.manifest.Layers[i]
 	if err := desc.Digest.Validate(); err != nil {
@@ -316,14 +326,22 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 	blob := desc.Digest.Algorithm().Digester()
 	raw := io.TeeReader(v.meter.Reader(ctx, io.NewSectionReader(ra, 0, ra.Size())), blob.Hash())
 	plain := digest.Canonical.Digester()
-	archiveErr := v.archive(raw, desc.MediaType, plain, read)
+	var archiveErr error
+	switch {
+	case v.diffIDs[i] != "":
+		archiveErr = v.archive(raw, desc.MediaType, plain, read)
+	case strings.HasSuffix(desc.MediaType, "+encrypted"):
+		archiveErr = ErrEncrypted
+	case read != nil:
+		archiveErr = read(raw)
+	}
 	if _, err := io.Copy(io.Discard, raw); err != nil {
 		v.fault(fmt.Errorf("read %s: %w", v.nameOf(i), err))
 		return false
 	}
 	if got := blob.Digest(); got != desc.Digest {
 		v.fault(fmt.Errorf("%w: %s has the digest %s", images.ErrDamaged, v.nameOf(i), got))
-	} else if got := plain.Digest(); archiveErr == nil && got != v.diffIDs[i] {
+	} else if got := plain.Digest(); archiveErr == nil && v.diffIDs[i] != "" && got != v.diffIDs[i] {
 		v.fault(fmt.Errorf("%w: %s unpacks to %s, and the config says %s", images.ErrDamaged, v.nameOf(i), got, v.diffIDs[i]))
 	}
 	if archiveErr != nil {
@@ -349,6 +367,32 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
 	}
 	return nil
+}
+
+// readIndex compares the layer that says which blobs have the GPU state with what the manifest says.
+func (v *verifier) readIndex(r io.Reader) error {
+	want := make(map[string]string)
+	for i, l := range v.manifest.Layers {
+		if l.Annotations[annotations.Layer] == LayerGPU && v.diffIDs[i] == "" {
+			offset, _ := strconv.ParseUint(l.Annotations[annotations.Offset], 10, 64) // another is a fault of the blob
+			want[images.PieceFile(l.Annotations[annotations.Area], offset)] = images.Pointer{Digest: l.Digest, Bytes: uint64(l.Size)}.String()
+		}
+	}
+	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
+		text, err := io.ReadAll(io.LimitReader(r, int64(len(want[name]))))
+		if err != nil {
+			return err
+		}
+		if want[name] == "" || string(text) != want[name] || size != int64(len(text)) {
+			return fmt.Errorf("%w: %s is not what the manifest says of it", images.ErrDamaged, name)
+		}
+		delete(want, name)
+		return nil
+	})
+	for name := range want {
+		err = cmp.Or(err, fmt.Errorf("%w: it does not have %s", images.ErrDamaged, name))
+	}
+	return err
 }
 
 // readCRIU reads the layer with CRIU's images and gpuckpt.json.

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,7 +45,7 @@ func refuses(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind erro
 
 // One wrong byte in any blob, a blob cut or gone.
 func TestVerifyFindsEveryDamagedBlob(t *testing.T) {
-	for _, c := range []Compression{Zstd, Gzip, None} {
+	for _, c := range []Compression{"", Zstd, Gzip, None} {
 		t.Run(string(c), func(t *testing.T) {
 			store := newLayout(t)
 			r := build(t, store, newCheckpoint(t, 0x3000, random(5<<20), random(1<<20)), Options{
@@ -134,6 +135,47 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	}
 }
 
+// What says which blobs have the GPU state is what the manifest says.
+func TestVerifyComparesTheIndex(t *testing.T) {
+	store := newLayout(t)
+	r := build(t, store, newCheckpoint(t, 0, random(70<<20)), Options{})
+	m, _, err := manifestOf(t.Context(), store, r.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := images.PieceFile("gpu-1-0", 0), images.PieceFile("gpu-1-0", 64<<20)
+	text := map[string]string{}
+	for i, name := range []string{first, second} {
+		text[images.ImageDir+"/"+name] = images.Pointer{Digest: m.Layers[2+i].Digest, Bytes: uint64(m.Layers[2+i].Size)}.String()
+	}
+	index := func(edit func(map[string]string)) ocispec.Descriptor {
+		files := maps.Clone(text)
+		edit(files)
+		return replaced(t, store, r.Manifest, LayerIndex, plainTar(t, files))
+	}
+	if _, err := Verify(t.Context(), store, index(func(map[string]string) {}), nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, edit := range map[string]func(map[string]string){
+		"a blob less":    func(f map[string]string) { delete(f, images.ImageDir+"/"+first) },
+		"a blob more":    func(f map[string]string) { f[images.ImageDir+"/"+images.PieceFile("gpu-1-0", 2<<20)] = "x" },
+		"another blob":   func(f map[string]string) { f[images.ImageDir+"/"+first] = f[images.ImageDir+"/"+second] },
+		"something else": func(f map[string]string) { f[images.ImageDir+"/pages-1.img"] = "x" },
+		"more behind it": func(f map[string]string) { f[images.ImageDir+"/"+first] += "x" },
+	} {
+		t.Run(name, func(t *testing.T) { refuses(t, store, index(edit), images.ErrDamaged, "(index, ") })
+	}
+	config, ids, err := readConfig(t.Context(), store, &m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config["rootfs"], err = json.Marshal(rootfs(ids[1:])); err != nil {
+		t.Fatal(err)
+	}
+	m.Layers = m.Layers[1:]
+	refuses(t, store, rewritten(t, store, m, config), images.ErrDamaged, "no layer says which blobs")
+}
+
 // replaced gives the manifest of an image one of whose layers has been replaced
 // by an archive, with all digests as they should be.
 func replaced(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind string, archive []byte) ocispec.Descriptor {
@@ -155,7 +197,7 @@ func replaced(t *testing.T, l *testLayout, manifest ocispec.Descriptor, kind str
 		m.Layers[i], ids[i] = with, with.Digest
 		break
 	}
-	if config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: ids}); err != nil {
+	if config["rootfs"], err = json.Marshal(rootfs(ids)); err != nil {
 		t.Fatal(err)
 	}
 	return rewritten(t, l, m, config)
@@ -218,7 +260,7 @@ func hostile() map[string]*tar.Header {
 func TestVerifyRefusesHostileArchives(t *testing.T) {
 	store := newLayout(t)
 	dir := newCheckpoint(t, 0, random(3<<20))
-	r := build(t, store, dir, Options{})
+	r := build(t, store, dir, Options{Compression: Zstd}) // with GPU state in layers
 	meta, err := os.ReadFile(filepath.Join(dir, images.MetadataName))
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +328,14 @@ func TestVerifyRefusesHostileArchives(t *testing.T) {
 func TestVerifyRefusesOtherManifests(t *testing.T) {
 	store := newLayout(t)
 	refuses(t, store, newBase(t, store), ErrNotCheckpoint)
-	r := build(t, store, newCheckpoint(t, 0, random(70<<20)), Options{})
+	for c, gpu := range map[Compression]int{Zstd: 0, "": 2} { // the first with GPU state
+		t.Run(string(c), func(t *testing.T) { refusesOthers(t, store, c, gpu) })
+	}
+}
+
+func refusesOthers(t *testing.T, store *testLayout, c Compression, gpu int) {
+	t.Helper()
+	r := build(t, store, newCheckpoint(t, 0, random(70<<20)), Options{Compression: c})
 	m, _, err := manifestOf(t.Context(), store, r.Manifest)
 	if err != nil {
 		t.Fatal(err)
@@ -311,30 +360,69 @@ func TestVerifyRefusesOtherManifests(t *testing.T) {
 		"another driver":   func(m *ocispec.Manifest) { m.Annotations[annotations.Driver] = "1" },
 		"no cut":           func(m *ocispec.Manifest) { delete(m.Annotations, annotations.LayerBytes) },
 		"an odd cut":       func(m *ocispec.Manifest) { m.Annotations[annotations.LayerBytes] = "100000000" },
-		"another offset":   func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Offset] = "4096" },
-		"the same offset":  func(m *ocispec.Manifest) { m.Layers[2].Annotations[annotations.Offset] = "0" },
-		"another area":     func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Area] = "gpu-9-9" },
-		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Layer] = LayerCRIU },
-		"no annotation":    func(m *ocispec.Manifest) { m.Layers[1].Annotations = nil },
+		"another offset":   func(m *ocispec.Manifest) { m.Layers[gpu].Annotations[annotations.Offset] = "4096" },
+		"the same offset":  func(m *ocispec.Manifest) { m.Layers[gpu+1].Annotations[annotations.Offset] = "0" },
+		"another area":     func(m *ocispec.Manifest) { m.Layers[gpu].Annotations[annotations.Area] = "gpu-9-9" },
+		"two of CRIU":      func(m *ocispec.Manifest) { m.Layers[gpu].Annotations[annotations.Layer] = LayerCRIU },
+		"no annotation":    func(m *ocispec.Manifest) { m.Layers[gpu].Annotations = nil },
 		"a layer too few":  func(m *ocispec.Manifest) { m.Layers = m.Layers[1:] },
-		"another type":     func(m *ocispec.Manifest) { m.Layers[1].MediaType = "application/x" },
-		"another encoding": func(m *ocispec.Manifest) { m.Layers[1].MediaType = ocispec.MediaTypeImageLayerGzip },
-		"another size":     func(m *ocispec.Manifest) { m.Layers[1].Size++ },
-		"a bad digest":     func(m *ocispec.Manifest) { m.Layers[1].Digest = "sha256:../../etc/passwd" },
+		"another type":     func(m *ocispec.Manifest) { m.Layers[gpu].MediaType = "application/x" },
+		"another encoding": func(m *ocispec.Manifest) { m.Layers[gpu].MediaType = ocispec.MediaTypeImageLayerGzip },
+		"another size":     func(m *ocispec.Manifest) { m.Layers[gpu].Size++ },
+		"a bad digest":     func(m *ocispec.Manifest) { m.Layers[gpu].Digest = "sha256:../../etc/passwd" },
 	} {
 		t.Run(name, func(t *testing.T) { refuses(t, store, edited(edit), images.ErrDamaged) })
 	}
 	// A file is made by the name of the area before anything is verified.
 	for _, area := range []string{"", "../../gpu-1-0", "/gpu-1-0", "a/gpu-1-0", "gpu-1-0.000000000000", "gpu-1-0\n", "gpu-01-0"} {
-		manifest := edited(func(m *ocispec.Manifest) { m.Layers[1].Annotations[annotations.Area] = area })
+		manifest := edited(func(m *ocispec.Manifest) { m.Layers[gpu].Annotations[annotations.Area] = area })
 		if _, err := Outline(t.Context(), store, manifest); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("the area %q: %v", area, err)
 		}
 	}
 	// The layers are all there, and one of GPU state is left out of the image.
-	config["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: slices.Delete(slices.Clone(ids), 1, 2)})
+	config["rootfs"], err = json.Marshal(rootfs(slices.Delete(slices.Clone(ids), gpu, gpu+1)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	refuses(t, store, edited(func(m *ocispec.Manifest) { m.Layers = slices.Delete(m.Layers, 1, 2) }), images.ErrDamaged, "gpu-1-0 is damaged: block 0")
+	refuses(t, store, edited(func(m *ocispec.Manifest) { m.Layers = slices.Delete(m.Layers, gpu, gpu+1) }), images.ErrDamaged, "gpu-1-0 is damaged: block 0")
+}
+
+// Of a blob that is missing it says so, and not that what is in its place, or behind it, is damaged.
+func TestVerifyAMissingBlob(t *testing.T) {
+	store := newLayout(t)
+	state := make([]byte, 60<<20)
+	copy(state, random(1<<20))
+	copy(state[40<<20:], random(1<<20))
+	r := build(t, store, newCheckpoint(t, 0, state), Options{})
+	m, _, err := manifestOf(t.Context(), store, r.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blobs []ocispec.Descriptor
+	for i, l := range m.Layers {
+		if l.MediaType != MediaTypeGPU {
+			continue
+		}
+		blobs = append(blobs, l)
+		if of := References(&m)[fmt.Sprintf("containerd.io/gc.ref.content.gpu.%d", i)]; of != l.Digest.String() {
+			t.Errorf("containerd keeps %q for blob %s", of, l.Digest)
+		}
+	}
+	if len(blobs) != 2 {
+		t.Fatalf("there are %d blobs", len(blobs))
+	}
+	for _, b := range blobs {
+		path := blobPath(store.dir, b.Digest)
+		if err := os.Rename(path, path+"x"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Verify(t.Context(), store, r.Manifest, nil)
+		if err == nil || !strings.Contains(err.Error(), b.Digest.String()) || strings.Contains(err.Error(), "block") {
+			t.Errorf("got %v", err)
+		}
+		if err := os.Rename(path+"x", path); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -64,7 +64,7 @@ type Result struct {
 	// Moved are the bytes that went over the wire, Reused those that the other side had.
 	Moved  int64 `json:"movedBytes"`
 	Reused int64 `json:"reusedBytes"`
-	// GPUBytes and GPUReused are Bytes and Reused of the layers of GPU state.
+	// GPUBytes and GPUReused are Bytes and Reused of GPU state.
 	GPUBytes  int64 `json:"gpuBytes,omitempty"`
 	GPUReused int64 `json:"gpuReusedBytes,omitempty"`
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/crypt"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
@@ -151,7 +152,7 @@ func fetchAll(t *testing.T, name string, o Options) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fetch, err := s.handler(store, platforms.Default())
+	fetch, err := s.handler(store, func() *localstore.Store { return nil }, platforms.Default())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,19 +7,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // keepFor is how long containerd keeps what a pull that failed has fetched.
@@ -46,7 +50,10 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
 	image := cimages.Image{Name: s.Ref, Target: s.Image}
-	fetch, err := s.handler(localstore.Outlasting(c), client.NewImage(c, image).Platform())
+	fetch, err := s.handler(localstore.Outlasting(c), sync.OnceValue(func() *localstore.Store {
+		local, _ := localstore.Of(ctx, c) // what it needs, the manifest, is there
+		return local
+	}), client.NewImage(c, image).Platform())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -126,7 +133,7 @@ func hand(ctx context.Context, service leases.Manager, from, to leases.Lease) er
 
 // handler fetches a blob into a content store, and returns those that it names, for a platform. It labels
 // them as containerd's own pull does: for the garbage collector, and with where they came from.
-func (s *Source) handler(store content.Store, platform platforms.MatchComparer) (cimages.Handler, error) {
+func (s *Source) handler(store content.Store, local func() *localstore.Store, platform platforms.MatchComparer) (cimages.Handler, error) {
 	from, err := docker.AppendDistributionSourceLabel(store, s.Ref)
 	if err != nil {
 		return nil, err
@@ -134,7 +141,7 @@ func (s *Source) handler(store content.Store, platform platforms.MatchComparer) 
 	children := cimages.SetChildrenMappedLabels(store, cimages.ChildrenHandler(store), nil)
 	children = cimages.LimitManifests(cimages.FilterPlatforms(children, platform), platform, 1)
 	return cimages.HandlerFunc(func(ctx context.Context, d ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-		if err := s.Store(ctx, store, d); err != nil {
+		if err := s.Fetch(ctx, store, local, d); err != nil {
 			return nil, err
 		}
 		found, err := children.Handle(ctx, d)
@@ -149,4 +156,28 @@ func (s *Source) handler(store content.Store, platform platforms.MatchComparer) 
 		_, err = from.Handle(ctx, d)
 		return found, err
 	}), nil
+}
+
+// Fetch fetches a blob into a content store: a large one of a checkpoint past containerd's socket, by local, which is the
+// same store; nil: there is none on this machine.
+func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *localstore.Store, d ocispec.Descriptor) error {
+	large := d.MediaType == oci.MediaTypeGPU || d.Annotations[annotations.Layer] == oci.LayerCRIU
+	if !large || d.Digest.Validate() != nil || d.Digest.Algorithm() != digest.Canonical || local() == nil {
+		return s.Store(ctx, store, d)
+	}
+	if has, err := content.Exists(ctx, store, d); has || err != nil {
+		return s.Store(ctx, store, d) // which keeps it for the lease
+	}
+	w, err := local().Writer(ctx, content.WithRef(remotes.MakeRefKey(ctx, d)))
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if err := s.Write(ctx, w, d, func(uint64) {}); err != nil {
+		return err
+	}
+	if err := w.Commit(ctx, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
+		return fmt.Errorf("store %s: %w", d.Digest, err)
+	}
+	return nil
 }

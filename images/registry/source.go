@@ -19,10 +19,10 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
-// ErrWrongBytes reports other bytes than those of the digest, from a registry or a content store.
+// ErrWrongBytes reports other bytes than those of the digest.
 var ErrWrongBytes = errors.New("other bytes came than those of the digest")
 
-// Source is an image in a registry, or in a content store, whose blobs are fetched one by one. It counts them as a Pull
+// Source is an image in a registry whose blobs are fetched one by one. It counts them as a Pull
 // does. Its ReaderAt is for small documents.
 type Source struct {
 	documents
@@ -30,8 +30,6 @@ type Source struct {
 	// Ref is the image's name, and Image the manifest, or index, that it had.
 	Ref   string
 	Image ocispec.Descriptor
-	// Local is set if it is in a content store already.
-	Local bool
 
 	slots *semaphore.Weighted
 }
@@ -62,30 +60,8 @@ func Open(ctx context.Context, ref, step string, options Options) (_ *Source, er
 	return s, nil
 }
 
-// Local returns an image in a content store, whose blobs are read as a registry's are, but once.
-func Local(store content.Provider, ref string, image ocispec.Descriptor, step string, options Options) *Source {
-	options.Attempts = 1
-	s := newSource(ref, step, options.defaults())
-	s.Image, s.Local, s.documents.fetcher = image, true, stored{store}
-	return s
-}
-
 func newSource(ref, step string, o Options) *Source {
 	return &Source{transfer: newTransfer(step, o), Ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
-}
-
-// stored fetches from a content store.
-type stored struct{ content.Provider }
-
-func (s stored) Fetch(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
-	r, err := s.ReaderAt(ctx, d)
-	if err != nil {
-		return nil, localError{err}
-	}
-	return struct {
-		io.ReadSeeker
-		io.Closer
-	}{io.NewSectionReader(r, 0, r.Size()), r}, nil
 }
 
 // Store fetches a blob into a content store. The store keeps the part that an interrupted fetch
@@ -106,6 +82,38 @@ func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descr
 		}
 	})
 }
+
+// Write fetches a blob into a writer of its own, which does not commit it, as often as Try does. told is called with how
+// many bytes are there, every few MiB; fewer than before mean that they are written anew.
+func (s *Source) Write(ctx context.Context, w content.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
+	buf := make([]byte, 1<<20)
+	return s.Try(ctx, d, func() error {
+		told(0)
+		if err := w.Truncate(0); err != nil {
+			return err
+		}
+		data, err := s.Stream(ctx, d)
+		if err != nil {
+			return err
+		}
+		defer data.Close()
+		for at := int64(0); at < d.Size; {
+			n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
+			if err != nil {
+				return err
+			}
+			at += n
+			told(uint64(at))
+		}
+		if got := w.Digest(); got != d.Digest {
+			return fmt.Errorf("%w: they have the digest %s", ErrWrongBytes, got)
+		}
+		return nil
+	})
+}
+
+// partBytes is how often who waits for a blob is told how much of it is there.
+const partBytes = 4 << 20
 
 // Try calls do, which fetches a blob, until it succeeds, fails for good, or has been tried as often
 // as the Options say. Its error names the blob.

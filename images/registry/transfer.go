@@ -32,7 +32,7 @@ func newTransfer(step string, o Options) *transfer {
 
 type blob struct {
 	size    int64
-	gpu     bool  // it is a layer of GPU state
+	gpu     bool  // it has GPU state
 	moved   int64 // bytes that went over the wire
 	reached int64 // how far the progress has been told
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/powerdisk"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
+	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 )
 
 // The power is lost at every flush of a checkpoint, with some of what was not flushed on the disk.
@@ -93,6 +95,57 @@ func TestPowerLost(t *testing.T) {
 				t.Errorf("%d states were refused, and %d complete: the disk did not lose what it should", refused, complete)
 			}
 		})
+	}
+}
+
+// The record of a checkpoint without CUDA is flushed beside CRIU. It is on the disk at every loss of power that
+// leaves something of a checkpoint which is not complete: the next shim removes it by the record.
+func TestPowerLostWithoutCUDA(t *testing.T) {
+	results.Add(t)
+	disk, err := powerdisk.Make(harness.DiskDir(t), 64<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	shared.Configured(t, "")
+	text, err := os.ReadFile(shared.ShimConfigPath())
+	if err == nil {
+		err = shared.SetShimConfig(strings.ReplaceAll(string(text), shared.Records(), filepath.Join(disk.Dir, "records")))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := shared.Work(t, harness.RunSpec{}, "plain")
+	k.Expect(t, "count", "101")
+	checkpointInto(t, shared, k, filepath.Join(disk.Dir, "images"))
+	told := disk.Events()
+	if err := disk.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	left := 0
+	for _, crash := range disk.Crashes(told) {
+		for lost := range uint64(2) {
+			err := disk.At(crash, lost, func(at string) error {
+				dir := filepath.Join(at, "images")
+				files, _ := os.ReadDir(dir) // it may not be there yet
+				if _, err := images.ReadMetadata(dir); err == nil || len(files) == 0 {
+					return nil
+				}
+				left++
+				_, err := journal.Read(journal.Path(filepath.Join(at, "records"), shared.Namespace(), k.ID))
+				return err
+			})
+			if err != nil {
+				t.Errorf("after event %d, with lost writes %d: %v", crash, lost, err)
+			}
+		}
+	}
+	if left == 0 {
+		t.Error("nothing was left: the disk did not lose what it should")
 	}
 }
 

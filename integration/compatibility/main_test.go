@@ -40,7 +40,7 @@ func results(date, kind, test, outcome string) *fstest.MapFile {
 		"gpus": [{"name": "NVIDIA H200"}],
 		"tests": [{"name": "` + test + `", "outcome": "` + outcome + `", "times": {"checkpoint/whole": 1.234},
 			"numbers": {"image_bytes": 3e9, "process0_gpu_state_bytes": 4e8, "process1_gpu_state_bytes": 5e8,
-				"cold_answer_seconds": 25, "first_answer_seconds": 3.2, "first_answer_by_ctr_seconds": 4.8}}]}`)}
+				"cold_answer_seconds": 25, "first_answer_seconds": 3.2, "first_answer_by_stock_seconds": 4.8}}]}`)}
 }
 
 // line returns the line of the page that begins so.
@@ -112,7 +112,7 @@ func TestPage(t *testing.T) {
 		t.Errorf("of a registry that was not tried it says %q", got)
 	}
 	files["g/workloads.json"] = results("2026-01-02T00:00:00Z", "real", "TestFirstAnswer/transformers-registry", "passed")
-	if got := line(t, files, "| registry, by ctr"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
+	if got := line(t, files, "| registry, by `ctr images pull`"); !strings.Contains(got, "| 3.0 GB | 4.8 s |") {
 		t.Errorf("of the first answer from a registry it says %q", got)
 	}
 	latest, err := read(files)

@@ -4,7 +4,6 @@
 package harness
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,8 +63,6 @@ type RunSpec struct {
 	MemoryLimit uint64
 	// CtrFlags are further flags of "ctr containers create".
 	CtrFlags []string
-	// Snapshotter of the container's files; empty for the instance's.
-	Snapshotter string
 	// Amend are further changes of the spec, made last.
 	Amend []oci.SpecOpts
 }
@@ -106,7 +103,7 @@ func (c *Containerd) Create(ctx context.Context, spec RunSpec) (*Container, erro
 
 // createArgs are ctr's arguments for a container.
 func (c *Containerd) createArgs(spec RunSpec) []string {
-	args := []string{"containers", "create", "--snapshotter", cmp.Or(spec.Snapshotter, c.snapshotter)}
+	args := []string{"containers", "create", "--snapshotter", c.snapshotter}
 	if spec.Runtime == "" {
 		spec.Runtime = Runtime
 	}

@@ -12,11 +12,9 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -40,24 +38,23 @@ import (
 )
 
 // always are changes that once did what they were to do.
-var always = regexp.MustCompile(`^(the snapshotter|a restore that pulls): .*/layers/3/annotations/dev.gpuckpt.area: an area at path 1$|` +
+var always = regexp.MustCompile(`^a restore that pulls: .*/layers/4/annotations/dev.gpuckpt.area: an area at path 1$|` +
 	`^a pull: .*/Labels/nerdctl/state-dir: path 0$`)
 
 // Every field of what describes an image is changed by every kind of value, and the image goes every way:
-// through the snapshotter, a restore while it is pulled, a pull, and an archive. It is refused, or it is
-// restored and harmless.
+// through a restore while it is pulled, a pull, and an archive. It is refused, or it is restored and harmless.
 func TestEveryFieldOfManifests(t *testing.T) {
 	tries := chosen(t, 1200)
 	good := checkpointed(t)
 	c := newCanaries(t)
 	s := &trials.Trials{Host: &c.Kept, New: func(t *testing.T) trials.Place { return newNode(t, good) }}
 	nodes := []*node{newNode(t, good), newNode(t, good)}
-	s.Log = func() string { return nodes[0].c.LogTail(2000) + nodes[0].said() }
+	s.Log = func() string { return nodes[0].c.LogTail(2000) }
 	c.keep(t, func() {
 		for _, n := range nodes {
 			for way := range ways {
 				if wrong, failed := n.Restore(t, way, nil); failed != nil || len(wrong) > 0 {
-					t.Fatalf("the image as it was, by %s: %v, %v\n%s%s", way, failed, wrong, n.c.LogTail(4000), n.said())
+					t.Fatalf("the image as it was, by %s: %v, %v\n%s", way, failed, wrong, n.c.LogTail(4000))
 				}
 			}
 		}
@@ -93,7 +90,7 @@ func TestEveryFieldOfManifests(t *testing.T) {
 	t.Logf("changes by way: %v; %d were restored", changes, restored)
 }
 
-// node is a containerd with gpuckpt's snapshotter, a registry, and a checkpoint image.
+// node is a containerd, a registry, and a checkpoint image.
 type node struct {
 	c     *harness.Containerd
 	image *picture
@@ -103,23 +100,8 @@ type node struct {
 	dir   string
 	count int
 
-	mu                    sync.Mutex
-	log                   bytes.Buffer // the snapshotter's
-	now                   sent         // what the registry has
-	snapshotter           *exec.Cmd
-	socket, address, root string // the snapshotter's
-}
-
-func (n *node) Write(text []byte) (int, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.log.Write(text)
-}
-
-func (n *node) said() string {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.log.String()
+	mu  sync.Mutex
+	now sent // what the registry has
 }
 
 // checkpointed makes the image of a program with GPU memory.
@@ -145,52 +127,12 @@ func newNode(t *testing.T, image *picture) *node {
 	n := &node{image: image, dir: t.TempDir(), cdi: t.TempDir()}
 	n.web = httptest.NewServer(n)
 	t.Cleanup(n.web.Close)
-	t.Cleanup(n.stop) // after containerd
-	n.c = tests.Own(t, harness.Options{ShimConfig: patience + harness.AnyCheckpoint, ConfigIn: func(dir string) string {
-		n.socket, n.address, n.root = filepath.Join(dir, "snap.sock"), filepath.Join(dir, "c.sock"), filepath.Join(dir, "gpuckpt")
-		n.start(t)
-		config, err := os.ReadFile("../../deploy/snapshotter.toml")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.NewReplacer("version = 3\n", "", "/run/gpuckpt-snapshotter/snapshotter.sock", n.socket, "/var/lib/gpuckpt/snapshotter", n.root).Replace(string(config))
-	}})
+	n.c = tests.Own(t, harness.Options{ShimConfig: patience + harness.AnyCheckpoint})
 	if err := n.c.WriteCDISpec(n.cdi); err != nil {
 		t.Fatal(err)
 	}
 	n.kept = n.snapshots(t.Context())
 	return n
-}
-
-// start starts the snapshotter.
-func (n *node) start(t *testing.T) {
-	t.Helper()
-	program, err := tests.Bins.Path("gpuckpt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.snapshotter = exec.Command(program, "snapshotter", "--root", n.root, "--listen", n.socket, "--address", n.address, "--attempts", "1")
-	n.snapshotter.Env = []string{"HOME=" + n.dir, "PATH=" + tests.Bins.SearchPath()}
-	n.snapshotter.Stdout, n.snapshotter.Stderr = n, n
-	n.snapshotter.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := n.snapshotter.Start(); err != nil {
-		t.Fatal(err)
-	}
-	harness.Within(t, "the snapshotter serves", func() bool {
-		c, err := net.Dial("unix", n.socket)
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
-	})
-}
-
-// stop ends the snapshotter.
-func (n *node) stop() {
-	if n.snapshotter != nil && n.snapshotter.Process != nil {
-		_ = n.snapshotter.Process.Signal(syscall.SIGTERM)
-		_ = n.snapshotter.Wait() // by the signal
-	}
 }
 
 // ServeHTTP answers as a registry that has the image by any name.
@@ -225,17 +167,6 @@ func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // ways restore an image, each by another door, and return why it was not restored.
 var ways = map[string]func(n *node, t *trip) error{
-	"the snapshotter": func(n *node, t *trip) error {
-		if _, err := n.c.Ctr(t.ctx, "images", "pull", "--plain-http", "--snapshotter", "gpuckpt", t.name); err != nil {
-			text := err.Error() // with all that ctr has shown meanwhile
-			return errors.New(text[max(0, len(text)-500):])
-		}
-		_, err := n.c.Run(t.ctx, harness.RunSpec{
-			ID: t.id, Image: t.name, Snapshotter: "gpuckpt", OwnNetwork: true, Args: []string{"gpuwork"}, GPUs: []int{0},
-			Annotations: map[string]string{"dev.gpuckpt.restore": "true"},
-		})
-		return err
-	},
 	"a restore that pulls": func(n *node, t *trip) error { return t.restore("--pull", "--attempts", "1") },
 	"a pull": func(n *node, t *trip) error {
 		if err := t.gpuckpt("image", "pull", "--attempts", "1", t.name); err != nil {
@@ -353,13 +284,6 @@ func (n *node) Restore(t *testing.T, way string, image []byte) (wrong []string, 
 	trip := &trip{node: n, ctx: ctx, id: fmt.Sprintf("trial-%s-%d", n.c.Namespace(), n.count), name: fmt.Sprintf("%s/trial-%d:1", n.web.Listener.Addr(), n.count)}
 	failed = ways[way](n, trip)
 	wrong = append(wrong, trip.wrong...)
-	if peak, err := harness.StatusField(n.snapshotter.Process.Pid, "VmHWM"); err != nil || len(peak) > len("786432 kB") {
-		wrong = append(wrong, fmt.Sprintf("the snapshotter takes %s: %v: %.4000s", peak, err, n.said()))
-	}
-	if way == "the snapshotter" { // it holds for some time what a pull, were it given up, may still want
-		n.stop()
-		n.start(t)
-	}
 	var left []string
 	for deadline := time.Now().Add(settles); ; time.Sleep(50 * time.Millisecond) {
 		// Again: containerd may still be at the end of a pull that has failed.
@@ -399,13 +323,11 @@ func (n *node) clean(ctx context.Context, id string) error {
 
 // snapshots returns the snapshots of a containerd.
 func (n *node) snapshots(ctx context.Context) (names []string) {
-	for _, snapshotter := range []string{n.c.Snapshotter(), "gpuckpt"} {
-		if err := n.c.Client().SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
-			names = append(names, snapshotter+" "+i.Name)
-			return nil
-		}); err != nil {
-			names = append(names, err.Error())
-		}
+	if err := n.c.Client().SnapshotService(n.c.Snapshotter()).Walk(ctx, func(_ context.Context, i snapshots.Info) error {
+		names = append(names, i.Name)
+		return nil
+	}); err != nil {
+		names = append(names, err.Error())
 	}
 	slices.Sort(names)
 	return names
@@ -426,12 +348,7 @@ func (n *node) Left() (left []string) {
 			}
 		})))
 	}
-	now := n.snapshots(ctx)
-	// A name that was made to mean the other image has it unpacked by either snapshotter.
-	others := func(name string) bool {
-		return slices.ContainsFunc(n.kept, func(k string) bool { return k == name || strings.HasSuffix(k, strings.TrimPrefix(name, "gpuckpt")) })
-	}
-	if slices.ContainsFunc(now, func(name string) bool { return !others(name) }) || slices.ContainsFunc(n.kept, func(k string) bool { return !slices.Contains(now, k) }) {
+	if now := n.snapshots(ctx); !slices.Equal(now, n.kept) {
 		left = append(left, fmt.Sprintf("the snapshots %q", now))
 	}
 	if under, err := n.c.Client().ContentStore().ListStatuses(ctx); err != nil || len(under) > 0 {
@@ -445,7 +362,11 @@ func (n *node) Left() (left []string) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) || len(bundles) > 0 {
 		left = append(left, fmt.Sprintf("the bundles %v, %v", bundles, err))
 	}
-	for _, pattern := range []string{filepath.Join(n.root, "arriving/*"), filepath.Join(n.root, "snapshots/*/gpuckpt-arriving.sock"), filepath.Join(n.c.Dumps(), "*"), filepath.Join(n.dir, "*")} {
+	for _, pattern := range []string{
+		filepath.Join(n.c.Dir(), "root/io.containerd.content.v1.content/gpuckpt-arriving/*"),
+		filepath.Join(n.c.Dir(), "root/io.containerd.snapshotter.v1.*/snapshots/*/gpuckpt-arriving.sock*"),
+		filepath.Join(n.c.Dumps(), "*"), filepath.Join(n.dir, "*"),
+	} {
 		found, _ := filepath.Glob(pattern) // the pattern is sound
 		left = append(left, found...)
 	}

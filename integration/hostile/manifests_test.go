@@ -131,7 +131,7 @@ func spots(v any, at spot) (all []spot) {
 // more are fields that the good image does not have.
 func more(m map[string]any) (all []spot) {
 	of := []spot{{"Index", "manifests", 0}}
-	for _, n := range []int{0, len(m["layers"].([]any)) - 2} { // the base image's, and GPU state
+	for _, n := range []int{0, len(m["layers"].([]any)) - 1} { // the base image's, and GPU state
 		of = append(of, spot{"Manifest", "layers", n})
 	}
 	for _, at := range of {
@@ -210,12 +210,12 @@ func (p *picture) values(at spot, good any, paths []string) (all []value) {
 		for _, kind := range []string{
 			ocispec.MediaTypeImageIndex, ocispec.MediaTypeImageManifest, ocispec.MediaTypeImageConfig, ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayerGzip,
 			ocispec.MediaTypeImageLayer + "+encrypted", ocispec.MediaTypeImageLayerNonDistributable, "application/vnd.docker.distribution.manifest.v1+prettyjws", //nolint:staticcheck // others use it
-			"application/vnd.containerd.container.criu.checkpoint.criu.tar", "application/vnd.in-toto+json",
+			"application/vnd.containerd.container.criu.checkpoint.criu.tar", oci.MediaTypeGPU, "application/vnd.in-toto+json",
 		} {
 			add(kind, kind)
 		}
 	case name == annotations.Layer:
-		for _, kind := range []string{oci.LayerGPU, oci.LayerCRIU, oci.LayerRW, oci.LayerAnchor, oci.LayerBase} {
+		for _, kind := range []string{oci.LayerGPU, oci.LayerCRIU, oci.LayerRW, oci.LayerIndex, oci.LayerBase} {
 			add("kind "+kind, kind)
 		}
 	case strings.Contains(name, "restart"):
@@ -296,8 +296,7 @@ func set(in any, at spot, is any) any {
 	return m
 }
 
-// with returns the image with a change. All that follows from it is as it should be: the anchor of GPU
-// state, and digests and sizes. So it is the changed value that is refused.
+// with returns the image with a change. All that follows from it is as it should be: digests and sizes. So it is the changed value that is refused.
 func (p *picture) with(at spot, is any) (made sent) {
 	all := set(any(decoded(encoded(p.documents))), at, is).(map[string]any)
 	made.Blobs = make(map[digest.Digest][]byte)
@@ -312,11 +311,6 @@ func (p *picture) with(at spot, is any) (made sent) {
 		follow(d, append(slices.Clone(of), "digest")...)
 		follow(len(data), append(slices.Clone(of), "size")...)
 	}
-	if n, data := anchor(all); data != nil {
-		put(data, "Manifest", "layers", n)
-		follow(ocispec.MediaTypeImageLayer, "Manifest", "layers", n, "mediaType")
-		follow(digest.FromBytes(data), "Config", "rootfs", "diff_ids", n)
-	}
 	put(encoded(all["Config"]), "Manifest", "config")
 	manifest := encoded(all["Manifest"])
 	put(manifest, "Index", "manifests", 0)
@@ -327,32 +321,4 @@ func (p *picture) with(at spot, is any) (made sent) {
 	made.Blobs[digest.FromBytes(top)] = top
 	made.Top = ocispec.Descriptor{MediaType: kind, Digest: digest.FromBytes(top), Size: int64(len(top))}
 	return made
-}
-
-// anchor returns the anchor that documents with a change need, and its number; nil if they have none.
-func anchor(all map[string]any) (number int, data []byte) {
-	var m ocispec.Manifest
-	var config ocispec.Image
-	if json.Unmarshal(encoded(all["Manifest"]), &m) != nil || json.Unmarshal(encoded(all["Config"]), &config) != nil || len(m.Layers) != len(config.RootFS.DiffIDs) {
-		return 0, nil
-	}
-	bytes, err := strconv.ParseUint(m.Annotations[annotations.LayerBytes], 10, 64)
-	number = slices.IndexFunc(m.Layers, func(l ocispec.Descriptor) bool { return l.Annotations[annotations.Layer] == oci.LayerAnchor })
-	if err != nil || number < 0 {
-		return 0, nil
-	}
-	var above []oci.Layer
-	for n := number + 1; n < len(m.Layers); n++ {
-		of := m.Layers[n].Annotations
-		l := oci.Layer{Kind: of[annotations.Layer], DiffID: config.RootFS.DiffIDs[n]}
-		if l.Kind == oci.LayerGPU {
-			l.Area = of[annotations.Area]
-			l.Offset, _ = strconv.ParseUint(of[annotations.Offset], 10, 64) // of what is no number, any
-		}
-		above = append(above, l)
-	}
-	if data, err = oci.Anchor(bytes, above); err != nil {
-		return 0, nil
-	}
-	return number, data
 }

@@ -295,3 +295,69 @@ func TestNameIsKept(t *testing.T) {
 	}
 	has(ours.Digest)
 }
+
+// A blob can be read by its other name before it is complete, with its full size, also while it is written anew; it is
+// none of containerd's before its digest is right, and then has one copy. One that containerd has gets a link.
+func TestEarly(t *testing.T) {
+	ctx, d := newDaemon(t)
+	s, err := localstore.Open(d.store, d.root, d.known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := s.Beside("arriving", "image")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := bytes.Repeat([]byte("GPU state"), 10_000)
+	desc := describe(data)
+	path := filepath.Join(dir, desc.Digest.Encoded())
+	w, err := s.Early(ctx, desc, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	seen := func(want []byte) {
+		t.Helper()
+		got, err := os.ReadFile(path)
+		if err != nil || len(got) != len(data) || !bytes.HasPrefix(got, want) {
+			t.Errorf("%d bytes can be read, %v", len(got), err)
+		}
+	}
+	seen(nil)
+	wrong := bytes.Repeat([]byte("x"), len(data)+100)
+	if _, err := w.Write(wrong); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	seen(wrong[:len(data)])
+	if _, err := w.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	seen(data)
+	if err := s.Link(ctx, desc.Digest, t.TempDir()); !errdefs.IsNotFound(err) {
+		t.Errorf("it is containerd's already: %v", err)
+	}
+	if err := w.Commit(ctx, desc.Size, desc.Digest, root); err != nil {
+		t.Fatal(err)
+	}
+	read(ctx, t, s, data)
+	ours, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := os.Stat(filepath.Join(d.root, "blobs", "sha256", desc.Digest.Encoded()))
+	if err != nil || !os.SameFile(ours, theirs) {
+		t.Errorf("there are two copies: %v", err)
+	}
+	if dir, err = s.Beside("arriving", "another"); err == nil {
+		err = s.Link(ctx, desc.Digest, dir)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if linked, err := os.Stat(filepath.Join(dir, desc.Digest.Encoded())); err != nil || !os.SameFile(ours, linked) {
+		t.Errorf("the link: %v", err)
+	}
+}

@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
@@ -88,9 +90,14 @@ func keyPair(t *testing.T) (private, public string) {
 	return private, write("PUBLIC KEY", der, err)
 }
 
-// An encrypted checkpoint goes through a registry: only who has the key gets it back, by gpuckpt,
-// and by containerd as the kubelet has it decrypt. It is the one that was signed.
+// An encrypted checkpoint goes through a registry: only who has the key gets it back, by gpuckpt, and, with GPU state in
+// layers, by containerd as the kubelet has it decrypt. It is the one that was signed.
 func TestEncrypted(t *testing.T) {
+	t.Run("blobs", func(t *testing.T) { encrypted(t, "") })
+	t.Run("layers", func(t *testing.T) { encrypted(t, "zstd") })
+}
+
+func encrypted(t *testing.T, compression string) {
 	private, public := keyPair(t)
 	other, _ := keyPair(t)
 	s := serve(t, false)
@@ -101,15 +108,15 @@ func TestEncrypted(t *testing.T) {
 	// The names of the processors are those that imgcrypt has payloads for.
 	c := session.Own(t, harness.Options{Config: fmt.Sprintf(`
 [stream_processors."io.containerd.ocicrypt.decoder.v1.tar"]
-accepts = ["application/vnd.oci.image.layer.v1.tar+zstd+encrypted"]
-returns = "application/vnd.oci.image.layer.v1.tar+zstd"
-path = %q
-env = ["%s=%s"]
-`, decoder, decoderKeys, filepath.Dir(private))})
+accepts = ["%[1]s+encrypted"]
+returns = %[1]q
+path = %[2]q
+env = ["%[3]s=%[4]s"]
+`, oci.Compression(cmp.Or(compression, "none")).MediaType(), decoder, decoderKeys, filepath.Dir(private))})
 	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "7")
 	k.Expect(t, "count", "101")
 	ref := s.ref("job:1")
-	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--compression", cmp.Or(compression, "none"))
 	k.MustRemove(t)
 
 	undo := c.Configured(t, fmt.Sprintf("[encryption]\nrecipients = [%q]\n", public))
@@ -135,17 +142,20 @@ env = ["%s=%s"]
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours := 0
+	ours, blobs := 0, 0
 	for _, l := range m.Layers {
 		if l.Annotations[annotations.Layer] != "" {
 			ours++
 		}
-		if (l.Annotations[annotations.Layer] != "") != strings.HasSuffix(l.MediaType, "+zstd+encrypted") {
+		if l.MediaType == oci.MediaTypeGPU+"+encrypted" {
+			blobs++
+		}
+		if (l.Annotations[annotations.Layer] != "") != strings.HasSuffix(l.MediaType, "+encrypted") {
 			t.Errorf("the layer %+v", l)
 		}
 	}
-	if ours < 2 {
-		t.Errorf("%d layers of the checkpoint", ours)
+	if ours < 2 || (blobs > 0) != (compression == "") {
+		t.Errorf("%d layers of the checkpoint, %d blobs", ours, blobs)
 	}
 
 	forget(t, c)
@@ -166,6 +176,11 @@ env = ["%s=%s"]
 		client.WithUnpackOpts([]client.UnpackOpt{encryption.WithUnpackConfigApplyOpts(encryption.WithDecryptedUnpack(&imgcrypt.Payload{}))}))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if compression == "" { // of blobs containerd decrypts nothing
+		_, err := c.TryWork(t, harness.RunSpec{ID: "encrypted", Image: ref, Port: k.Port, GPUs: []int{0}, Args: []string{"gpuwork"}, Annotations: map[string]string{annotations.Restore: "true"}})
+		harness.Says(t, err, "which has GPU state, is not in")
+		return
 	}
 	r = resume(t, c, ref, k.Port)
 	r.Expect(t, "verify", "bad=0")

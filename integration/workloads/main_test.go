@@ -13,7 +13,6 @@ package workloads
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -61,16 +60,8 @@ func TestMain(m *testing.M) {
 			fmt.Printf("Python: %s, %v\n", host.Executable, host.Versions)
 			maps.Copy(results.Versions, host.Versions)
 		}
-		var plugin *harness.Snapshotter
-		var begun error
-		shared, err = s.Start(harness.Options{ConfigIn: func(dir string) string {
-			if plugin, begun = harness.StartSnapshotter(s.Bins, dir, nil); begun != nil {
-				return ""
-			}
-			s.AtEnd(func() error { plugin.Stop(); return nil })
-			return plugin.Config()
-		}})
-		return errors.Join(begun, err)
+		shared, err = s.Start(harness.Options{})
+		return err
 	})
 }
 

@@ -47,7 +47,7 @@ type remote struct {
 type way func(ctx context.Context, id string) error
 
 // ways returns the ways that the documents describe.
-func (r *remote) ways() map[string]way { return map[string]way{"restore": r.pull, "ctr": r.run} }
+func (r *remote) ways() map[string]way { return map[string]way{"restore": r.pull, "stock": r.run} }
 
 // sendAway makes a checkpoint image of a container, sends it to a registry of the test's own, and
 // removes the container and all of the image from the node.
@@ -74,6 +74,8 @@ func sendAway(ctx context.Context, t *testing.T, result *harness.TestResult, k *
 	notePhases(t, result, k)
 	result.Number("gpu_bytes", float64(made.GPUBytes))
 	result.Number("image_bytes", float64(made.Bytes))
+	result.Number("dump_seconds", made.DumpSeconds)
+	result.Number("build_seconds", made.BuildSeconds)
 	if err := errors.Join(
 		k.Remove(ctx),
 		result.Time("push", func() error { return shared.Gpuckpt(ctx, &struct{}{}, "image", "push", r.ref) }),
@@ -112,15 +114,13 @@ func (r *remote) pull(ctx context.Context, id string) error {
 	return shared.Gpuckpt(ctx, &struct{}{}, args...)
 }
 
-// run pulls the image with gpuckpt's snapshotter and runs it, both by ctr. GPU state may still arrive when
-// it returns.
+// run pulls the image and runs it, both by ctr, which knows nothing of checkpoints.
 func (r *remote) run(ctx context.Context, id string) error {
-	const snapshotter = "gpuckpt"
-	if _, err := shared.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", snapshotter, r.ref); err != nil {
+	if _, err := shared.Ctr(ctx, "images", "pull", "--plain-http", "--snapshotter", shared.Snapshotter(), r.ref); err != nil {
 		return err
 	}
 	spec := r.has
-	spec.ID, spec.Image, spec.Snapshotter = id, r.ref, snapshotter
+	spec.ID, spec.Image = id, r.ref
 	spec.Annotations = map[string]string{annotations.Restore: "true"}
 	maps.Copy(spec.Annotations, r.has.Annotations)
 	_, err := shared.Run(ctx, spec)

@@ -67,6 +67,9 @@ func (r *Report) todo(format string, args ...any) {
 // kill says that a container which cannot go on is ended.
 func Recover(ctx context.Context, node config.Node, path string, kill bool) (Report, error) {
 	rec, err := journal.Read(path)
+	if errors.Is(err, journal.ErrEmpty) {
+		return Report{}, journal.Remove(path)
+	}
 	if err != nil {
 		return Report{}, err
 	}
@@ -376,6 +379,10 @@ func Sweep(ctx context.Context, node config.Node, namespace string) {
 	}
 	for _, path := range paths {
 		rec, err := journal.Read(path)
+		if errors.Is(err, journal.ErrEmpty) {
+			warn(ctx, "remove an empty record", journal.Remove(path))
+			continue
+		}
 		if err != nil {
 			warn(ctx, "read a record of a shim", err)
 			continue

@@ -129,7 +129,7 @@ func TestImagesOfAnother(t *testing.T) {
 	fill(t, dir, images.AreaFile(1, 0))
 	path, node := record(t, func(r *journal.Record) { r.Images = &imagedir.Dir{Path: dir, Made: true} })
 	var live journal.Journal
-	if err := live.Begin(node.StateDir, journal.Record{Namespace: "other", Container: "d", Operation: "checkpoint", Images: &imagedir.Dir{Path: dir}}); err != nil {
+	if err := live.Write(node.StateDir, journal.Record{Namespace: "other", Container: "d", Operation: "checkpoint", Images: &imagedir.Dir{Path: dir}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Recover(t.Context(), node, path, false); err != nil {
@@ -221,6 +221,25 @@ func TestSweep(t *testing.T) {
 		Sweep(t.Context(), node, "ns")
 		if _, err := os.Stat(path); (err == nil) != stays {
 			t.Errorf("with %v: %v, want it to stay: %v", init, err, stays)
+		}
+	}
+}
+
+// A record that was not on the disk when the power was lost is in nobody's way.
+func TestEmptyRecord(t *testing.T) {
+	for name, recover := range map[string]func(config.Node, string) error{
+		"sweep": func(node config.Node, _ string) error { Sweep(t.Context(), node, "ns"); return nil },
+		"recover": func(node config.Node, path string) error {
+			_, err := Recover(t.Context(), node, path, false)
+			return err
+		},
+	} {
+		path, node := record(t, func(*journal.Record) {})
+		if err := errors.Join(os.Truncate(path, 0), recover(node, path)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: it is there: %v", name, err)
 		}
 	}
 }

@@ -32,9 +32,6 @@ type Options struct {
 	// KubeletConfig is further YAML for the kubelet's configuration, and
 	// ContainerdConfig further TOML for containerd's.
 	KubeletConfig, ContainerdConfig string
-	// ConfigIn gives more of the latter, for an instance in that directory, before it is started; nil
-	// gives none.
-	ConfigIn func(dir string) string
 	// Runtimes is TOML in place of the two runtimes that a node has else.
 	Runtimes string
 	// APIServer starts an API server as well, so that pods can be run by kubectl
@@ -92,10 +89,6 @@ func Start(ctx context.Context, opts Options) (_ *Node, err error) {
 	config, err := n.criConfig()
 	if err != nil {
 		return nil, err
-	}
-	if opts.ConfigIn != nil {
-		cri := config
-		config = func(dir string) string { return cri(dir) + opts.ConfigIn(dir) }
 	}
 	if n.network = n.cluster; n.network == nil {
 		if n.network, err = makeNetwork(); err != nil {

@@ -103,6 +103,17 @@ func parseField(words []string) (f Field, err error) {
 	return f, nil
 }
 
+// Warm looks up what each reader of images needs: the list, and what protobuf knows of the entries. It takes a
+// millisecond, beside CRIU or whatever else comes before an image.
+func Warm() {
+	Fields()
+	for _, k := range Kinds() {
+		if k.entry != nil {
+			_ = check(k.New(0).ProtoReflect())
+		}
+	}
+}
+
 // check refuses a message with a field that is not on the list, or a value that the list does
 // not allow. It names that of the lowest number: Range has an order of its own in each program. It takes
 // away what CRIU does not get.

@@ -87,69 +87,40 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, k
 
 // OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
 // policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
-// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest.
-func OpenImage(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, afresh string, err error) {
+// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest. GPU state may still
+// arrive: the source, nil if all is here, is to be closed after the restore.
+func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
 	view, err := read()
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	if afresh, err = view.StartsAfresh(); err != nil || afresh != "" {
-		return nil, afresh, err
-	}
-	if err := admit(ctx, read, true, dirs, rest); err != nil {
-		return nil, "", err
-	}
-	found, err := images.OpenImage(roots...)
-	return found, "", err
-}
-
-// OpenUnpacked is OpenImage for an image of which a snapshotter may still fetch GPU state. The source,
-// nil if all is here, is to be closed after the restore.
-func OpenUnpacked(ctx context.Context, read config.Source, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
-	source, serr := feed.Beside(dirs) // before anything is read: it goes when all is here
-	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
-	if err == nil && afresh == "" {
-		err = serr
-	}
-	if err != nil || afresh != "" {
-		source.Close()
 		return nil, nil, afresh, err
 	}
-	if source != nil {
-		source.Set(found)
+	var source *feed.Source
+	if len(roots) > 1 { // a directory for each layer; beside another one is what others have put there
+		if source, err = feed.Beside(dirs); err != nil { // before anything is read: it goes when all is here
+			return nil, nil, "", err
+		}
 	}
-	return found, source, "", nil
-}
-
-// OpenArriving is OpenImage for an image whose GPU state is still arriving, which can only be
-// restored. It returns nil if nothing arrives in dir. The source is to be closed after the restore.
-func OpenArriving(ctx context.Context, read config.Source, dir string, rest *Rest) (*images.Checkpoint, *feed.Source, error) {
-	source, err := feed.Open(dir)
-	if source == nil || err != nil {
-		return nil, nil, err
+	defer func() {
+		if err != nil {
+			source.Close()
+		}
+	}()
+	if err := admit(ctx, read, true, dirs, rest); err != nil {
+		return nil, nil, "", err
 	}
-	found, err := openArriving(ctx, read, source.Roots, rest)
-	if err != nil {
+	found, err := images.OpenImage(blobs, roots...)
+	if source == nil || err == nil { // containerd may have all by another pull
 		source.Close()
-		return nil, nil, err
+		return found, nil, "", err
+	}
+	if found, err = images.OpenImage(source.Blobs, roots...); err != nil {
+		return nil, nil, "", err
 	}
 	source.Set(found)
-	return found, source, nil
-}
-
-func openArriving(ctx context.Context, read config.Source, roots []string, rest *Rest) (*images.Checkpoint, error) {
-	dirs, err := images.ImageDirs(roots...)
-	if err != nil {
-		return nil, err
-	}
-	if len(dirs) == 0 {
-		return nil, fmt.Errorf("%w in the image that arrives", images.ErrNoMetadata)
-	}
-	found, afresh, err := OpenImage(ctx, read, dirs, roots, rest)
-	if afresh != "" {
-		err = fmt.Errorf("the image is restored while it arrives, and may not be: %s: %w", afresh, errdefs.ErrFailedPrecondition)
-	}
-	return found, err
+	return found, source, "", nil
 }
 
 // Admit refuses a checkpoint that the client names and that the node's policy does not let

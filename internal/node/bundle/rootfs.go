@@ -127,3 +127,14 @@ func onlyCheckpoint(dir string) bool {
 	entries, err := os.ReadDir(dir)
 	return err == nil && len(entries) == 1 && entries[0].Name() == images.ImageDir && entries[0].IsDir()
 }
+
+// Blobs returns the directory of containerd's blobs, as images.OpenImage wants it: in containerd's root directory, which a
+// bundle has a link into (NewBundle of containerd's core/runtime/v2: "work" leads to ROOT/PLUGIN/NAMESPACE/ID). "" if
+// the bundle is not containerd's.
+func Blobs(dir string) string {
+	work, err := os.Readlink(filepath.Join(dir, "work"))
+	if err != nil || !filepath.IsAbs(work) {
+		return ""
+	}
+	return filepath.Join(work, "../../..", "io.containerd.content.v1.content/blobs/sha256")
+}

@@ -54,7 +54,7 @@ func TestVisitByMount(t *testing.T) {
 	var root string
 	err := look.Visit(t.Context(), func(roots []string) error {
 		root = roots[0]
-		found, err := images.OpenImage(roots...)
+		found, err := images.OpenImage("", roots...)
 		if err == nil && !strings.HasPrefix(found.Dir, root) {
 			t.Errorf("found in %s", found.Dir)
 		}

@@ -13,7 +13,7 @@ import (
 func FuzzRead(f *testing.F) {
 	dir := f.TempDir()
 	j := new(Journal)
-	if err := j.Begin(dir, Record{Namespace: "ns", Container: "c", Operation: "restore"}); err != nil {
+	if err := j.Write(dir, Record{Namespace: "ns", Container: "c", Operation: "restore"}); err != nil {
 		f.Fatal(err)
 	}
 	good, err := os.ReadFile(Path(dir, "ns", "c"))

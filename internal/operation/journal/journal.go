@@ -4,16 +4,16 @@
 // Package journal keeps a record on disk of what is done to a container, for whoever finds the node
 // after a crash. Package recovery reads it.
 //
-// The life of a record: Begin writes it before an operation changes anything, and flushes it. Note
-// names each step, before it is taken, and what would undo those before. End removes the record, or
-// leaves it where the container stays as the operation left it: paused, suspended, or stuck, because
-// the way back has failed. Only Begin flushes: what Note writes is for the case that processes die. A
-// machine that loses its power loses all processes, and what is then left of an operation is in the
-// first version.
+// The life of a record: Write writes it before an operation changes anything. Note names each step,
+// before it is taken, and what would undo those before. End removes the record, or leaves it where
+// the container stays as the operation left it: paused, suspended, or stuck, because the way back has
+// failed. All of this is for the case that processes die. A machine that loses its power loses all
+// processes. What may then be left is on disks, and in the first version of the record.
 //
-// A restore changes nothing of a program that runs. It begins with Write, which is enough for the
-// case that processes die, and flushes beside CRIU: no step is noted, and so none is taken, before
-// the record is on the disk.
+// So an operation flushes that version only if it may leave files that nothing else names, and before
+// any of them can be on a disk for good: a checkpoint with GPU state flushes at once, since each part
+// of that state is flushed when it is written. Files that are not flushed, CRIU's images, are on no disk for
+// seconds: a restore and a checkpoint of CRIU alone flush beside CRIU. What notes something waits for it.
 package journal
 
 import (
@@ -97,16 +97,8 @@ type Journal struct {
 	sync func(*os.File) error // a test's; nil is File.Sync
 }
 
-// Begin writes a record, in place of the one before, and flushes it. dir is the directory of records.
-// On an error the one before is still there, or the new one that is not flushed.
-func (j *Journal) Begin(dir string, r Record) error {
-	if err := j.Write(dir, r); err != nil {
-		return err
-	}
-	return j.FlushBeside()()
-}
-
-// Write is Begin without the flush. On an error the record before is still there.
+// Write writes a record, in place of the one before. dir is the directory of records. On an error the
+// record before is still there.
 func (j *Journal) Write(dir string, r Record) (err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -233,11 +225,17 @@ func Remove(path string) error {
 	return nil
 }
 
-// Read reads a record. The error is os.ErrNotExist if there is none.
+// ErrEmpty is the error of a record that was never flushed when the power was lost: nothing of its operation is left.
+var ErrEmpty = errors.New("it is empty: the power was lost")
+
+// Read reads a record. The error is os.ErrNotExist if there is none, or ErrEmpty.
 func Read(path string) (*Record, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
+	}
+	if len(data) == 0 {
+		return nil, fmt.Errorf("read the record %s: %w", path, ErrEmpty)
 	}
 	r := new(Record)
 	if err := json.Unmarshal(data, r); err != nil {

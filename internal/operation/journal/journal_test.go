@@ -18,13 +18,13 @@ import (
 func begun(t *testing.T, dir string) *Journal {
 	t.Helper()
 	j := new(Journal)
-	if err := j.Begin(dir, Record{Namespace: "ns", Container: "c", Operation: "checkpoint", Images: &imagedir.Dir{Path: "/i", Made: true}}); err != nil {
+	if err := j.Write(dir, Record{Namespace: "ns", Container: "c", Operation: "checkpoint", Images: &imagedir.Dir{Path: "/i", Made: true}}); err != nil {
 		t.Fatal(err)
 	}
 	return j
 }
 
-// A record is there from Begin on, follows the steps, and goes with End.
+// A record is there from Write on, follows the steps, and goes with End.
 func TestJournal(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "not", "yet")
 	j := begun(t, dir)
@@ -77,7 +77,7 @@ func TestNoRecord(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := new(Journal).Begin(file, Record{Namespace: "ns", Container: "c", Operation: "checkpoint"}); err == nil || !strings.Contains(err.Error(), "write the record of the checkpoint") {
+	if err := new(Journal).Write(file, Record{Namespace: "ns", Container: "c", Operation: "checkpoint"}); err == nil || !strings.Contains(err.Error(), "write the record of the checkpoint") {
 		t.Errorf("error %v", err)
 	}
 }
@@ -91,7 +91,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, test := range []struct{ text, says string }{
-		{"", "unexpected end"},
+		{"", "it is empty"},
 		{strings.Replace(string(good), `"schema": 1`, `"schema": 2`, 1), "has schema 2 and this program knows 1"},
 		{strings.Replace(string(good), `"container": "c"`, `"container": "d"`, 1), "is of container d"},
 	} {
