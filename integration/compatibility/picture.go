@@ -54,7 +54,7 @@ func picture(latest map[string]outcome) []byte {
 	for _, w := range waits(latest) {
 		class, label := "bar", "restored from a "+w.medium
 		if w.by != "" {
-			label = w.medium + ": " + strings.Trim(w.by, "`")
+			label = w.medium + ": " + strings.ReplaceAll(w.by, "`", "")
 		}
 		if strings.HasPrefix(w.medium, "cold") {
 			class, label = "cold", w.medium
