@@ -445,7 +445,7 @@ func TestForeignBlob(t *testing.T) {
 	if err := errors.Join(os.Rename(path, path+".gone"), os.Symlink(elsewhere, path)); err != nil {
 		t.Fatal(err)
 	}
-	refused("a link", names[0], "or is no file")
+	refused("a link", names[0], "is no file of")
 	if err := os.Rename(path+".gone", path); err != nil {
 		t.Fatal(err)
 	}
