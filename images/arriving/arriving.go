@@ -187,7 +187,7 @@ func sweep(all string) {
 	}
 }
 
-// lockDir locks an empty directory until the file is closed. It returns nil if the directory was removed meanwhile.
+// lockDir locks a directory until the file is closed. It returns nil if the directory was removed meanwhile.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -334,7 +334,7 @@ type blob struct {
 	w    content.Writer
 }
 
-// place gives the blob its name in the image's directory, and reports whether containerd has it.
+// place puts the blob into the image's directory, and reports whether containerd has it.
 func (b *blob) place() (here bool, err error) {
 	ctx := b.i.ctx
 	id, _ := leases.FromContext(ctx)

@@ -131,8 +131,8 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 	return &writer{ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, digester: digest.Canonical.Digester(), early: true}, nil
 }
 
-// Link gives a blob that containerd has for the namespace the name d.Encoded in a directory on the store's file
-// system. The error is of errdefs.ErrNotFound if it has none.
+// Link links a blob into a directory on the store's file system, as d.Encoded. The error is errdefs.ErrNotFound if
+// containerd does not have it for the namespace.
 func (s *Store) Link(ctx context.Context, d digest.Digest, dir string) error {
 	if _, err := s.Info(ctx, d); err != nil {
 		return err
@@ -253,7 +253,7 @@ func (w *writer) place(d digest.Digest) error {
 	return dir.Sync()
 }
 
-// link gives a file a name in a directory; see open(2), O_TMPFILE.
+// link links an open file into a directory; see open(2), O_TMPFILE.
 func link(f *os.File, dir int, name string) error {
 	self := "/proc/self/fd/" + strconv.Itoa(int(f.Fd()))
 	if err := unix.Linkat(unix.AT_FDCWD, self, dir, name, unix.AT_SYMLINK_FOLLOW); err != nil {
