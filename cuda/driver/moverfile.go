@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"sort"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -30,8 +29,6 @@ type target struct {
 	// which takes a fifth of the time (H200, Linux 6: 0.6 s instead of 3.3 s for 16 GiB).
 	view  []byte
 	unmap func()
-	looks sync.Once
-	small bool // once looked: the file system has huge pages by MADV_COLLAPSE alone, if it has any
 }
 
 func openTarget(file *os.File, offset, bytes uint64) (*target, error) {
@@ -82,9 +79,6 @@ func (t *target) put(data []byte, offset uint64) error {
 	if t.view != nil {
 		page := uint64(os.Getpagesize())
 		to := offset + uint64(len(data))
-		if len(data) == unitBytes {
-			t.makeHuge(offset)
-		}
 		if mmapfile.Populate(t.view[offset&^(page-1):to]) == nil {
 			copy(t.view[offset:to], data)
 			return nil
@@ -98,21 +92,6 @@ func (t *target) put(data []byte, offset uint64) error {
 		offset, data = offset+uint64(n), data[n:]
 	}
 	return nil
-}
-
-// makeHuge has a unit in a huge page, where the file system is a tmpfs that is mounted without them, as
-// /dev/shm mostly is, and the kernel can (Linux 6.1). That needs one small page to begin with. Where it
-// fails the pages are small.
-func (t *target) makeHuge(offset uint64) {
-	unit := t.view[offset : offset+unitBytes]
-	t.looks.Do(func() {
-		_ = mmapfile.Populate(unit[:os.Getpagesize()])
-		hole, err := unix.Seek(int(t.file.Fd()), int64(offset), unix.SEEK_HOLE)
-		t.small = err == nil && uint64(hole) < offset+unitBytes
-	})
-	if t.small && mmapfile.Populate(unit[:os.Getpagesize()]) == nil {
-		_ = unix.Madvise(unit, unix.MADV_COLLAPSE)
-	}
 }
 
 func isZero(data []byte) bool { return data[0] == 0 && bytes.Equal(data[:len(data)-1], data[1:]) }

@@ -36,6 +36,7 @@ import (
 	checkpoint "github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // Content returns a containerd's content store: that of Of, where there is one.
@@ -343,11 +344,12 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 	digested := oci.NewAside()
 	whole := io.TeeReader(archive, digested)
 	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err == nil {
-			_, err = io.CopyN(f, r, size)
+			to := mmapfile.NewWriter(f, 0)
+			_, err = io.CopyN(to, r, size)
 			made.Size += size
-			err = errors.Join(err, f.Close())
+			err = errors.Join(err, to.Close(), f.Close())
 		}
 		return err
 	})

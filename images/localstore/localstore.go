@@ -29,6 +29,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // Store is containerd's content store. Blobs are read in its directory, and those whose digest is not known
@@ -112,7 +114,7 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	if err != nil {
 		return nil, err
 	}
-	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, digester: digest.Canonical.Digester()}, nil
+	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, to: mmapfile.NewWriter(f, 0), digester: digest.Canonical.Digester()}, nil
 }
 
 // Early begins a blob that others read, as d.Encoded in a directory on the store's file system, before it is
@@ -128,7 +130,9 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &writer{ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, digester: digest.Canonical.Digester(), early: true}, nil
+	return &writer{
+		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(),
+	}, nil
 }
 
 // Link links a blob into a directory on the store's file system, as d.Encoded. The error is errdefs.ErrNotFound if
@@ -153,14 +157,14 @@ type writer struct {
 	ref      string
 	total    int64
 	file     *os.File
+	to       *mmapfile.Writer // writes the file
 	digester digest.Digester
 	size     int64
-	early    bool // the file has its full size, see Early
 }
 
 // Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
-	n, err := w.file.Write(p)
+	n, err := w.to.Write(p)
 	w.digester.Hash().Write(p[:n])
 	w.size += int64(n)
 	return n, err
@@ -179,24 +183,21 @@ func (w *writer) Truncate(size int64) error {
 	if size != 0 {
 		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
 	}
-	if w.early {
-		size = w.total // what is there is written anew
-	}
-	if err := w.file.Truncate(size); err != nil {
+	if err := w.to.Reset(); err != nil {
 		return err
 	}
 	w.digester.Hash().Reset()
 	w.size = 0
-	_, err := w.file.Seek(0, io.SeekStart)
-	return err
+	return nil
 }
 
 // Close discards what was not committed.
 func (w *writer) Close() error {
-	if err := w.file.Close(); !errors.Is(err, os.ErrClosed) {
-		return err
+	err := errors.Join(w.to.Close(), w.file.Close())
+	if errors.Is(err, os.ErrClosed) {
+		return nil
 	}
-	return nil
+	return err
 }
 
 // Commit makes the blob one of containerd's and closes the writer. After an error the garbage
@@ -236,7 +237,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 
 // place gives the file the name of its digest, unless there is one, as safely as containerd does.
 func (w *writer) place(d digest.Digest) error {
-	if err := w.file.Sync(); err != nil {
+	if err := errors.Join(w.to.Close(), w.file.Sync()); err != nil {
 		return err
 	}
 	dir, err := os.Open(w.store.blobs)

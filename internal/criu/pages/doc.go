@@ -15,8 +15,8 @@
 // dumps the mappings, and nothing of what is in them (leave_out.c). Complete then writes CRIU's images
 // again with all memory. The processes are only read.
 //
-// A mapping is chosen if it is private, has no file, can be read and written, and holds enough
-// memory. One that another process has at the same place stays with CRIU, which has both share the
+// A mapping is chosen if it is private, has no file, can be read and written, and a process's such
+// mappings hold enough memory. One that another process has at the same place stays with CRIU, which has both share the
 // pages that are alike. Shared memory is chosen by its segments (segment.go), each once, whoever has it.
 //
 // A worker process copies (Main): it can be killed, and its memory is charged as that of GPU state.

@@ -48,7 +48,8 @@ type Dumping struct {
 	Images string
 	// List is a file to make for CRIU, and Library what makes CRIU heed it (leave_out.c).
 	List, Library string
-	// Least is the memory that a mapping holds for it to be chosen, in bytes; 0 chooses none.
+	// Least is the memory, in bytes, that a process's mappings, or all segments, hold for them to be
+	// chosen; 0 chooses none.
 	Least uint64
 	// Digest asks for Digests.
 	Digest bool
@@ -152,7 +153,7 @@ func (d *Dump) choose() (chosen, error) {
 			return none, err
 		}
 		maps, err := proc.Maps(pid, func(m *proc.Mapping) bool {
-			return m.End-m.Start >= d.of.Least || m.IsSegment() && m.End-m.Start >= segments.least
+			return m.End-m.Start >= d.of.Least/leastPart
 		})
 		if err != nil {
 			return none, err
@@ -184,7 +185,7 @@ func (d *Dump) choose() (chosen, error) {
 		}
 	}
 	for from, s := range segments.chosen() {
-		kept, err := d.scan(from, []span{s}, segments.least)
+		kept, err := d.scan(from, []span{s}, 0) // all of them hold enough
 		if err != nil {
 			return none, err
 		}

@@ -5,14 +5,17 @@ package pages
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -53,8 +56,17 @@ const chunkBytes = 1 << 20
 // blockBytes is the unit of stat(2)'s number of blocks.
 const blockBytes = 512
 
-// fill copies pieces of a file into mappings of a process that may be written to.
-func fill(pid int, path string, pieces []Piece, may func(*proc.Mapping) bool) (uint64, error) {
+// fill copies pieces of a file into a process: into plain mappings, or those of segments.
+func fill(pid int, path string, pieces []Piece, shared bool) (uint64, error) {
+	may, makeHuge := isPlain, func(uint64, []byte) {}
+	if shared {
+		process, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			return 0, fmt.Errorf("open process %s: %w", proc.Describe(pid), err)
+		}
+		defer unix.Close(process)
+		may, makeHuge = (*proc.Mapping).IsSegment, func(at uint64, first []byte) { collapse(pid, process, at, first) }
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
@@ -65,8 +77,9 @@ func fill(pid int, path string, pieces []Piece, may func(*proc.Mapping) bool) (u
 	if err != nil {
 		return 0, err
 	}
-	total := uint64(0)
+	total, filled := uint64(0), make([]span, 0, len(pieces))
 	for _, p := range pieces {
+		filled = append(filled, span{p.Start, p.Start + p.Bytes})
 		if p.Start+p.Bytes < p.Start || !covers(spans, span{p.Start, p.Start + p.Bytes}) {
 			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory that is filled", images.ErrDamaged, p.Start, p.Bytes)
 		}
@@ -77,19 +90,33 @@ func fill(pid int, path string, pieces []Piece, may func(*proc.Mapping) bool) (u
 		return 0, err
 	}
 	defer unmap()
+	slices.SortFunc(filled, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
 	return total, eachChunk(pieces, func(p Piece, buf []byte) error {
-		end := p.Offset + p.Bytes
+		data, end := buf, p.Offset+p.Bytes
 		if p.Offset <= end && end <= uint64(len(view)) {
-			return writeMemory(pid, p.Start, view[p.Offset:end])
-		}
-		if _, err := f.ReadAt(buf, int64(p.Offset)); err != nil {
+			data = view[p.Offset:end]
+		} else if _, err := f.ReadAt(buf, int64(p.Offset)); err != nil {
 			if errors.Is(err, io.EOF) {
 				err = fmt.Errorf("%w: %s is truncated", images.ErrDamaged, path)
 			}
 			return err
 		}
-		return writeMemory(pid, p.Start, buf)
+		if p.Start%mmapfile.HugePage == 0 && covers(filled, span{p.Start, p.Start + mmapfile.HugePage}) {
+			makeHuge(p.Start, data[:pageBytes])
+		}
+		return writeMemory(pid, p.Start, data)
 	})
+}
+
+// collapse has a part of a segment that is filled whole in a huge page, after its first page, as
+// mmapfile.Populate does: 16 threads fill 16 GiB in 0.8 s so, and in 3.0 s page by page (H200, Linux
+// 6.18). Where that fails, or the page is of zeros, the pages are small.
+func collapse(pid, process int, at uint64, first []byte) {
+	if writeMemory(pid, at, first) != nil {
+		return // as the rest will, which says why
+	}
+	part := unix.RemoteIovec{Base: uintptr(at), Len: mmapfile.HugePage}
+	_, _, _ = unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(process), uintptr(unsafe.Pointer(&part)), 1, unix.MADV_COLLAPSE, 0, 0)
 }
 
 // viewOf maps a file that is in memory, so that the kernel copies out of it: 16 GiB took 0.9 s so, and 1.3 s with a read

@@ -119,7 +119,7 @@ func testFill(t *testing.T, dir string, holes bool) {
 	at := addressOf(memory)
 	const half = pages / 2 * pageBytes
 	pieces := []Piece{{at, half, 3 * pageBytes}, {at + half, pages*pageBytes - half, half + 3*pageBytes}}
-	n, err := fill(os.Getpid(), name, pieces, isPlain)
+	n, err := fill(os.Getpid(), name, pieces, false)
 	if err != nil || n != pages*pageBytes {
 		t.Fatalf("%d bytes, %v", n, err)
 	}
@@ -142,7 +142,7 @@ func testFill(t *testing.T, dir string, holes bool) {
 	if now := blocksOf(t, file); now != blocks {
 		t.Errorf("the file has %d blocks, and had %d", now, blocks)
 	}
-	if n, err := fill(os.Getpid(), name, []Piece{{at, pageBytes, (pages + 3) * pageBytes}}, isPlain); !errors.Is(err, images.ErrDamaged) {
+	if n, err := fill(os.Getpid(), name, []Piece{{at, pageBytes, (pages + 3) * pageBytes}}, false); !errors.Is(err, images.ErrDamaged) {
 		t.Errorf("past the file's end: %d bytes, %v", n, err)
 	}
 }
@@ -170,11 +170,11 @@ func TestFillRefuses(t *testing.T) {
 		"before it":       {plain - pageBytes, 2 * pageBytes, 0},
 		"round the world": {plain, 1<<64 - pageBytes, 0},
 	} {
-		if _, err := fill(os.Getpid(), name, []Piece{p}, isPlain); !errors.Is(err, images.ErrDamaged) {
+		if _, err := fill(os.Getpid(), name, []Piece{p}, false); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := fill(os.Getpid(), name, []Piece{{plain, 8 * pageBytes, 0}}, isPlain); err != nil {
+	if _, err := fill(os.Getpid(), name, []Piece{{plain, 8 * pageBytes, 0}}, false); err != nil {
 		t.Error(err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -89,6 +90,10 @@ func stopped(t *testing.T, w *Worker) {
 	if err := unix.Kill(w.Pid(), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	// One of its threads may still work for a while.
+	if err := unix.Waitid(unix.P_PID, w.Pid(), nil, unix.WSTOPPED|unix.WNOWAIT, nil); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // killIn kills a worker in the middle of a call.
@@ -105,10 +110,23 @@ func killIn(t *testing.T, w *Worker, call func() error) error {
 	return <-answer
 }
 
+// mappingsOf are those of a process that may be copied past CRIU.
+func mappingsOf(t *testing.T, pid int) (all []*vma.VmaEntry) {
+	t.Helper()
+	maps, err := proc.Maps(pid, isPlain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range maps {
+		all = append(all, mapping(m.Start/pageBytes, (m.End-m.Start)/pageBytes))
+	}
+	return all
+}
+
 // A dump whose worker is killed fails, and CRIU's images are as CRIU wrote them: nobody takes them
 // for a whole dump. The next dump of the program is whole.
 func TestDumpWorkerKilled(t *testing.T) {
-	pid, at := program(t)
+	pid, _ := program(t)
 	inside, err := proc.Inside(func() ([]int, error) { return []int{pid}, nil }, pid)
 	if err != nil || len(inside) != 1 {
 		t.Fatalf("%v, %v", inside, err)
@@ -116,7 +134,7 @@ func TestDumpWorkerKilled(t *testing.T) {
 	for number := range inside {
 		for _, killed := range []bool{true, false} {
 			dir := tmpfs(t, "huge=advise")
-			writeImage(t, dir, fmt.Sprintf("mm-%d.img", number), "MM", memory(mapping(at/pageBytes, programBytes/pageBytes)))
+			writeImage(t, dir, fmt.Sprintf("mm-%d.img", number), "MM", memory(mappingsOf(t, pid)...))
 			writeImage(t, dir, fmt.Sprintf("pagemap-%d.img", number), "PAGEMAP", head(3), run(10, 5))
 			writePages(t, dir, "pages-3.img", 5)
 			before := files(t, dir)
@@ -144,7 +162,7 @@ func TestDumpWorkerKilled(t *testing.T) {
 				}
 			} else if err := d.Complete(); err != nil {
 				t.Error(err)
-			} else if info, err := os.Stat(filepath.Join(dir, "pages-3.img")); err != nil || info.Size() != programBytes+5*pageBytes {
+			} else if info, err := os.Stat(filepath.Join(dir, "pages-3.img")); err != nil || info.Size() < programBytes+5*pageBytes {
 				t.Errorf("the next dump: %v, %v", info, err)
 			}
 			d.Close()

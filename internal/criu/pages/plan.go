@@ -26,6 +26,11 @@ const pageBytes = 4096
 // chosen. Each run takes two system calls.
 const leastRun = 16 << 10
 
+// leastPart is the part of the least memory that a mapping, or a segment, holds for it to be chosen, if
+// all of them together hold as much as the least. A program has many of some MiB: its threads' heaps, a
+// segment for each tensor.
+const leastPart = 64
+
 // span is a range of addresses.
 type span struct {
 	Start uint64 `json:"start"`
@@ -60,7 +65,8 @@ type task struct {
 	rest   []image.Part
 }
 
-// NewPlan chooses mappings that hold at least so many bytes; 0 chooses none. Close must be called.
+// NewPlan chooses mappings of a process that together hold at least so many bytes; 0 chooses none. Close
+// must be called.
 func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 	p := &Plan{set: set, tasks: make(map[string]*task)}
 	if least == 0 {
@@ -166,7 +172,7 @@ func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 		return err
 	}
 	for i, s := range may {
-		if bytes[i] >= least && bytes[i]/runs[i] >= leastRun {
+		if bytes[i] >= least/leastPart && bytes[i]/runs[i] >= leastRun {
 			t.spans = append(t.spans, s)
 			chosen += bytes[i]
 			if isFull(s, bytes[i]) {
@@ -176,7 +182,7 @@ func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 	}
 	t.bytes = total
 	// What is left is copied once more, for CRIU: that takes time and memory too.
-	if len(t.spans) > 0 && total-chosen <= chosen/2 {
+	if len(t.spans) > 0 && chosen >= least && total-chosen <= chosen/2 {
 		p.tasks[name] = t
 	}
 	return nil

@@ -118,13 +118,13 @@ func copyBy(t testing.TB, dir string, p *Plan) string {
 func TestPlan(t *testing.T) {
 	dir := t.TempDir()
 	writeImage(t, dir, "mm-7.img", "MM", memory(
-		mapping(10, 20),  // too little
+		mapping(10, 20),  // too little in a run
 		mapping(100, 80), // chosen, with two runs
 		mapping(180, 70), // chosen; its first run begins in the one before
 		mapping(250, 100, func(v *vma.VmaEntry) { v.Flags = proto.Uint32(unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_LOCKED) }),
 	))
-	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 5), run(100, 30), run(140, 60), run(205, 45), run(250, 60))
-	writePages(t, dir, "pages-3.img", 5+30+60+45+60)
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 3), run(100, 30), run(140, 60), run(205, 45), run(250, 60))
+	writePages(t, dir, "pages-3.img", 3+30+60+45+60)
 	p := plan(t, dir)
 	to := copyBy(t, dir, p)
 
@@ -139,18 +139,18 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []span{{10, 15}, {250, 310}}; !reflect.DeepEqual(left, want) {
+	if want := []span{{10, 13}, {250, 310}}; !reflect.DeepEqual(left, want) {
 		t.Errorf("CRIU restores %v, want %v", left, want)
 	}
 	rest, err := os.ReadFile(filepath.Join(to, "pages-3.img"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rest) != 65*pageBytes || rest[0] != 1 || rest[5*pageBytes] != 5+30+60+45+1 {
-		t.Errorf("CRIU gets %d bytes, page 5 of them %d", len(rest), rest[5*pageBytes])
+	if len(rest) != 63*pageBytes || rest[0] != 1 || rest[3*pageBytes] != 3+30+60+45+1 {
+		t.Errorf("CRIU gets %d bytes, page 3 of them %d", len(rest), rest[3*pageBytes])
 	}
 	want := []Piece{
-		{100 * pageBytes, 30 * pageBytes, 5 * pageBytes}, {140 * pageBytes, 60 * pageBytes, 35 * pageBytes}, {205 * pageBytes, 45 * pageBytes, 95 * pageBytes},
+		{100 * pageBytes, 30 * pageBytes, 3 * pageBytes}, {140 * pageBytes, 60 * pageBytes, 33 * pageBytes}, {205 * pageBytes, 45 * pageBytes, 93 * pageBytes},
 	}
 	if got := p.tasks["pagemap-7.img"].pieces; !reflect.DeepEqual(got, want) {
 		t.Errorf("filled are %v, want %v", got, want)
@@ -203,11 +203,31 @@ func TestPlanLeaves(t *testing.T) {
 func TestPlanMuchBeside(t *testing.T) {
 	for beside, chosen := range map[uint64]int{40: 1, 41: 0} {
 		dir := t.TempDir()
-		writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80), mapping(500, 50)))
+		locked := mapping(500, 50, func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_LOCKED) })
+		writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80), locked))
 		writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(100, 80), run(500, beside))
 		writePages(t, dir, "pages-3.img", 80+int(beside))
 		if p := plan(t, dir); len(p.tasks) != chosen {
 			t.Errorf("with %d pages beside 80, %d processes are chosen", beside, len(p.tasks))
+		}
+	}
+}
+
+// Mappings of some size count together: a program has many of them.
+func TestPlanOfParts(t *testing.T) {
+	for parts, chosen := range map[uint64]int{least / pageBytes / 16: 1, least/pageBytes/16 - 1: 0} {
+		dir := t.TempDir()
+		var mappings []*vma.VmaEntry
+		pages := []proto.Message{head(3)}
+		for i := range parts {
+			mappings = append(mappings, mapping(100+20*i, 20))
+			pages = append(pages, run(100+20*i, 16))
+		}
+		writeImage(t, dir, "mm-7.img", "MM", memory(mappings...))
+		writeImage(t, dir, "pagemap-7.img", "PAGEMAP", pages...)
+		writePages(t, dir, "pages-3.img", int(16*parts))
+		if p := plan(t, dir); len(p.tasks) != chosen {
+			t.Errorf("of %d mappings with 16 pages each, %d processes are chosen", parts, len(p.tasks))
 		}
 	}
 }

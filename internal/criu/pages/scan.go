@@ -95,7 +95,7 @@ type dumper struct {
 
 func newDumper() *dumper { return &dumper{of: make(map[source]*held)} }
 
-// scan chooses those of the spans that hold enough memory, and remembers what they hold, until the next
+// scan chooses those of the spans that together hold the least memory, and remembers what they hold, until the next
 // scan of the source. A segment is one span, from its begin.
 func (d *dumper) scan(from source, spans []span, least uint64) (_ []span, err error) {
 	h := d.of[from]
@@ -129,6 +129,7 @@ func (d *dumper) scan(from source, spans []span, least uint64) (_ []span, err er
 		}
 		runsOf = func(s span) ([]span, error) { return scan(f, s, zero) }
 	}
+	total := uint64(0)
 	for _, s := range spans {
 		runs, err := runsOf(s)
 		if err != nil {
@@ -138,9 +139,13 @@ func (d *dumper) scan(from source, spans []span, least uint64) (_ []span, err er
 		for _, r := range runs {
 			bytes += r.End - r.Start
 		}
-		if len(runs) > 0 && bytes >= least && bytes/uint64(len(runs)) >= leastRun {
+		if len(runs) > 0 && bytes >= least/leastPart && bytes/uint64(len(runs)) >= leastRun {
 			h.kept, h.runs = append(h.kept, s), append(h.runs, runs...)
+			total += bytes
 		}
+	}
+	if total < least {
+		h.kept, h.runs = nil, nil
 	}
 	return h.kept, nil
 }

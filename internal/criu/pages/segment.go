@@ -31,21 +31,16 @@ import (
 // open.
 const mostSegments = 1024
 
-// segmentPart is the part of the least memory that a segment holds for it to be chosen, if all of them
-// together hold as much as the least. A program has one for each tensor, of some MiB.
-const segmentPart = 64
-
 // segments are those that processes have mapped.
 type segments struct {
-	all   uint64 // what they must hold together to be chosen, in bytes
-	least uint64 // what each must
+	least uint64 // what they must hold together to be chosen, in bytes; each leastPart of it
 	holds uint64
 	known map[uint64]bool // by their inodes
 	found map[source]span // where one process has each
 }
 
 func newSegments(least uint64) *segments {
-	return &segments{all: least, least: least / segmentPart, known: make(map[uint64]bool), found: make(map[source]span)}
+	return &segments{least: least, known: make(map[uint64]bool), found: make(map[source]span)}
 }
 
 // add adds the segment of a mapping, if it is of one.
@@ -59,7 +54,7 @@ func (s *segments) add(pid int, m *proc.Mapping) error {
 	} else if err != nil {
 		return fmt.Errorf("look at shared memory of process %s: %w", proc.Describe(pid), err)
 	}
-	if bytes := uint64(st.Blocks) * blockBytes; bytes >= s.least && st.Ino == m.Inode {
+	if bytes := uint64(st.Blocks) * blockBytes; bytes >= s.least/leastPart && st.Ino == m.Inode {
 		s.known[m.Inode] = true
 		s.found[source{pid, true, m.Inode}] = span{m.Start, m.End}
 		s.holds += bytes
@@ -69,7 +64,7 @@ func (s *segments) add(pid int, m *proc.Mapping) error {
 
 // chosen returns those of which each and all hold enough.
 func (s *segments) chosen() map[source]span {
-	if s.holds < s.all {
+	if s.holds < s.least {
 		return nil
 	}
 	return s.found
@@ -176,7 +171,7 @@ func (p *Plan) chooseSegments(names []string, least uint64) error {
 		if err != nil {
 			return err
 		}
-		if t == nil || t.bytes < least/segmentPart || t.bytes/uint64(len(runs)) < leastRun {
+		if t == nil || t.bytes < least/leastPart || t.bytes/uint64(len(runs)) < leastRun {
 			continue
 		}
 		for number, places := range processes {
@@ -300,7 +295,7 @@ func (p *Plan) segmentTask(name string) (*task, []span, error) {
 // place reports whether places have all of the runs, and has the task write there then.
 func (t *task) place(places []place, runs []span) bool {
 	slices.SortFunc(places, func(a, b place) int { return cmp.Compare(a.Start, b.Start) })
-	t.places, t.spans, t.full = nil, nil, nil
+	t.places, t.spans = nil, nil
 	end := uint64(0)
 	lacks := func(next uint64) bool { // something between here and there
 		i := indexOf(runs, end)
@@ -321,11 +316,6 @@ func (t *task) place(places []place, runs []span) bool {
 	}
 	if lacks(math.MaxUint64) {
 		return false
-	}
-	for _, p := range t.places {
-		if isFull(span{0, end}, t.bytes) {
-			t.full = append(t.full, span{p.at, p.at + p.End - p.Start})
-		}
 	}
 	return true
 }

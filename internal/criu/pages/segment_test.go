@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -24,6 +25,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -303,15 +305,50 @@ func TestFillShared(t *testing.T) {
 		"private memory": mapMemory(t, 8, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1),
 		"a private copy": mapMemory(t, 8, unix.MAP_PRIVATE, int(f.Fd())),
 	} {
-		if n, err := fill(os.Getpid(), name, []Piece{{addressOf(at), pageBytes, 0}}, (*proc.Mapping).IsSegment); err == nil {
+		if n, err := fill(os.Getpid(), name, []Piece{{addressOf(at), pageBytes, 0}}, true); err == nil {
 			t.Errorf("%s: %d bytes are written", what, n)
 		}
 	}
-	if n, err := fill(os.Getpid(), name, []Piece{{addressOf(mapped), 8 * pageBytes, 0}}, (*proc.Mapping).IsSegment); err != nil || n != 8*pageBytes {
+	if n, err := fill(os.Getpid(), name, []Piece{{addressOf(mapped), 8 * pageBytes, 0}}, true); err != nil || n != 8*pageBytes {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	got := make([]byte, 8*pageBytes)
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, mapped) || got[0] != 1 || got[len(got)-1] != 1 {
 		t.Errorf("the segment has other bytes, %v", err)
+	}
+}
+
+// What a segment has of whole huge pages is filled with such pages, whatever the kernel's setting is.
+func TestFillSharedByHugePages(t *testing.T) {
+	if setting, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/shmem_enabled"); err != nil || strings.Contains(string(setting), "[deny]") {
+		t.Skipf("this kernel has no huge pages of shared memory: %s, %v", setting, err)
+	}
+	const size = 4 * mmapfile.HugePage
+	name := filepath.Join(t.TempDir(), "pages-1.img")
+	if err := os.WriteFile(name, bytes.Repeat([]byte{1}, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, _, _ := shmem(t, size, 1)
+	mapped, unmap, err := mmapfile.File(f, size, unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unmap()
+	at, short := addressOf(mapped), uint64(pageBytes) // which the last one lacks
+	pieces := []Piece{{at, mmapfile.HugePage / 2, 0}, {at + mmapfile.HugePage/2, size - mmapfile.HugePage/2 - short, mmapfile.HugePage / 2}}
+	if _, err := fill(os.Getpid(), name, pieces, true); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(mapped[:size-short], bytes.Repeat([]byte{1}, int(size-short))) || mapped[size-1] != 0 {
+		t.Error("the segment has other bytes")
+	}
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(smaps), fmt.Sprintf("\n%x-", at))
+	_, rest, _ = strings.Cut(rest, "ShmemPmdMapped:")
+	if kib := strings.Fields(rest)[0]; kib != strconv.Itoa(3*mmapfile.HugePage>>10) {
+		t.Errorf("%s KiB are huge pages, want three of them", kib)
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
@@ -104,11 +103,7 @@ func (w *Worker) merge(from source, number int, dir string, digest bool) (answer
 func (d *dumper) do(o order) (a answer, err error) {
 	switch o.Op {
 	case opFill:
-		may := isPlain
-		if o.Shared {
-			may = (*proc.Mapping).IsSegment
-		}
-		a.Bytes, err = fill(o.PID, o.Path, o.Pieces, may)
+		a.Bytes, err = fill(o.PID, o.Path, o.Pieces, o.Shared)
 	case opScan:
 		if a.Spans, err = d.scan(o.source(), o.Spans, o.Least); err == nil {
 			d.makeRoom(o.source(), o.Path)

@@ -167,25 +167,12 @@ func (b *File) fill() error {
 		if err := b.filler.Fill(from); err != nil {
 			return err
 		}
-		err := populate(mem, from, to)
+		err := mmapfile.Populate(mem[from:to])
 		if err == nil {
 			b.advance(from)
 		}
 		return err
 	})
-}
-
-// populate fills a part of a mapping with pages. A tmpfs that is mounted without huge pages, as
-// /dev/shm mostly is, has them all the same by MADV_COLLAPSE (Linux 6.1), which needs one small
-// page in each to begin with. Where that fails the pages stay small.
-func populate(mem []byte, from, to uint64) error {
-	for at := from; at < to; at += HugePage {
-		if err := mmapfile.Populate(mem[at : at+PageSize]); err != nil {
-			return err
-		}
-	}
-	_ = unix.Madvise(mem[from:to], unix.MADV_COLLAPSE)
-	return mmapfile.Populate(mem[from:to])
 }
 
 func (b *File) advance(from uint64) {

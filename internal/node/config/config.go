@@ -72,8 +72,8 @@ type Node struct {
 // also wait for processes that the kernel is slow to stop.
 func (n Node) CRIUTimeout() time.Duration { return 2 * time.Duration(n.StallTimeout) }
 
-// LargeMemory returns the memory that a mapping holds, in bytes, for it to be copied past CRIU; 0 if
-// none is.
+// LargeMemory returns the memory that a process's mappings hold, in bytes, for them to be copied past
+// CRIU; 0 if none are.
 func (n Node) LargeMemory() uint64 {
 	if !n.Staging.Steer {
 		return 0
@@ -142,7 +142,7 @@ type Debug struct {
 	// CopyThreads is how many threads copy GPU state in each process, the driver's own included. 0
 	// leaves the copying to the driver. Fewer processors have fewer.
 	CopyThreads int `toml:"copy_threads"`
-	// HostMemory is from how many bytes on a mapping of host memory, or all shared memory, is copied past
+	// HostMemory is from how many bytes on a process's host memory, or all shared memory, is copied past
 	// CRIU. 0 leaves all to CRIU.
 	HostMemory int64 `toml:"host_memory"`
 }

@@ -27,26 +27,137 @@ func InMemory(f *os.File) bool {
 // prot is of mmap(2). A touch beyond the file's end is SIGBUS. unmap is called once, after the last
 // use of mem. On an error nothing is mapped.
 func File(f *os.File, size uint64, prot int) (mem []byte, unmap func(), err error) {
+	return mapPart(f, 0, size, prot)
+}
+
+// mapPart is File, from an offset on that is one of a huge page.
+func mapPart(f *os.File, offset int64, size uint64, prot int) (mem []byte, unmap func(), err error) {
 	room, err := unix.MmapPtr(-1, 0, nil, uintptr(size)+HugePage, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, nil, err
 	}
 	unmap = func() { _ = unix.MunmapPtr(room, uintptr(size)+HugePage) }
 	at := unsafe.Add(room, (HugePage-uintptr(room)%HugePage)%HugePage)
-	if _, err := unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), prot, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
+	if _, err := unix.MmapPtr(int(f.Fd()), offset, at, uintptr(size), prot, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
 		unmap()
 		return nil, nil, err
 	}
 	return unsafe.Slice((*byte)(at), size), unmap, nil
 }
 
-// Populate gives a part of a writable mapping its pages, which begin at a page. A touch of a page
-// that the file system has no room for would be SIGBUS; Populate is ENOSPC there. ENOMEM is the
-// cgroup's limit.
+// Populate gives a part of a writable mapping its pages, which begin at a page: huge ones where it has
+// the place of whole ones. A touch of a page that the file system has no room for would be SIGBUS;
+// Populate is ENOSPC there. ENOMEM is the cgroup's limit.
+//
+// A tmpfs that is mounted without huge pages, as /dev/shm mostly is, has them all the same by
+// MADV_COLLAPSE (Linux 6.1), which needs one small page in each to begin with. 16 threads fill 16 GiB in
+// 0.7 s so, and in 3.4 s with small pages (H200, Linux 6.18). Where that fails the pages are small.
 func Populate(mem []byte) error {
+	at := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % HugePage
+	for ; at+HugePage <= uintptr(len(mem)); at += HugePage {
+		page := mem[at : at+HugePage]
+		if err := populate(page[:os.Getpagesize()]); err != nil {
+			return err
+		}
+		_ = unix.Madvise(page, unix.MADV_COLLAPSE)
+	}
+	return populate(mem)
+}
+
+func populate(mem []byte) error {
 	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.EHWPOISON) {
 		return unix.ENOSPC // what tmpfs means by a fault
 	}
 	return err
+}
+
+// windowBytes is what a Writer maps at once, in bytes.
+const windowBytes = 16 << 20
+
+// Writer writes a file from its begin, from one thread. A file in memory gets huge pages, but for the
+// first HugePage: small files take no more than they have. Close must be called.
+type Writer struct {
+	f      *os.File
+	size   int64  // the file keeps it; 0: it gets what was written
+	at     int64  // where the next byte goes
+	window []byte // what is left of the part of the file that is mapped
+	unmap  func()
+}
+
+// NewWriter returns a writer of a file, which stays open. size is the file's, if it has its full size
+// already; else 0.
+func NewWriter(f *os.File, size int64) *Writer {
+	return &Writer{f: f, size: size, unmap: func() {}}
+}
+
+// Write writes the next bytes.
+func (w *Writer) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		if len(w.window) == 0 {
+			w.open()
+		}
+		var m int
+		if len(w.window) > 0 {
+			m = copy(w.window, p[n:])
+			w.window = w.window[m:]
+		} else {
+			part := p[n:]
+			if w.at < HugePage {
+				part = part[:min(int64(len(part)), HugePage-w.at)]
+			}
+			m, err = w.f.WriteAt(part, w.at)
+		}
+		n += m
+		if w.at += int64(m); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// open maps the part of the file that comes next, with its pages. Without a window the file is written,
+// and an error shows then.
+func (w *Writer) open() {
+	w.unmap()
+	w.unmap = func() {}
+	bytes := int64(windowBytes)
+	if w.size > 0 {
+		bytes = min(bytes, w.size-w.at)
+	}
+	if w.at == 0 || w.at%HugePage != 0 || bytes < HugePage || !InMemory(w.f) {
+		return
+	}
+	if w.size == 0 && w.f.Truncate(w.at+bytes) != nil {
+		return
+	}
+	mem, unmap, err := mapPart(w.f, w.at, uint64(bytes), unix.PROT_READ|unix.PROT_WRITE)
+	if err != nil {
+		return
+	}
+	if Populate(mem) != nil {
+		unmap()
+		return
+	}
+	w.window, w.unmap = mem, unmap
+}
+
+// Reset has the file written from its begin once more.
+func (w *Writer) Reset() error {
+	err := w.Close()
+	if w.at = 0; err == nil && w.size == 0 {
+		err = w.f.Truncate(0)
+	}
+	return err
+}
+
+// Close ends the writing, and cuts what was made beyond the last byte.
+func (w *Writer) Close() error {
+	w.unmap()
+	beyond := len(w.window) > 0
+	w.window, w.unmap = nil, func() {}
+	if beyond && w.size == 0 {
+		return w.f.Truncate(w.at)
+	}
+	return nil
 }
