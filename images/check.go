@@ -174,6 +174,10 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 		got = ZeroBlockLike(want)
 	} else {
 		h := NewBlockHashLike(want)
+		hash := func(b []byte) error {
+			h.Write(b)
+			return nil
+		}
 		view := r.view(from, to-from)
 		for at := from; at < to; {
 			if err := context.Cause(ctx); err != nil {
@@ -183,7 +187,7 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 			next := at + uint64(len(part))
 			switch {
 			case view != nil:
-				if err := hashView(h, view[at-from:next-from]); err != nil {
+				if err := useView(view[at-from:next-from], hash); err != nil {
 					return 0, fmt.Errorf("%s: %w", &a.Location[i], err)
 				}
 			case r.NextData(at) >= next:

@@ -6,6 +6,7 @@ package images
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"runtime/debug"
 	"unsafe"
@@ -23,7 +24,7 @@ type view struct {
 }
 
 // view returns n bytes at an offset where they are in memory, until the reader is closed; nil if
-// they must be read. They may be gone at any time, see hashView.
+// they must be read. They may be gone at any time, see useView.
 func (r *AreaReader) view(offset, n uint64) []byte {
 	i := r.area.Location.at(offset)
 	if i == len(r.area.Location) {
@@ -83,8 +84,30 @@ func resident(mem []byte) bool {
 	return errno == 0 && bytes.IndexByte(pages, 0) < 0 // nothing but the lowest bit is used
 }
 
-// hashView adds a view to a digest. It is ErrDamaged if the file has become shorter.
-func hashView(h *BlockHash, view []byte) (err error) {
+// WriteRange writes the bytes of a range, as ReadAt reads them, by way of buf. What is in memory is written from there.
+func (r *AreaReader) WriteRange(w io.Writer, from, to uint64, buf []byte) error {
+	for from < to {
+		n := min(to-from, uint64(len(buf)))
+		write := func(b []byte) error {
+			_, err := w.Write(b)
+			return err
+		}
+		var err error
+		if view := r.view(from, n); view != nil {
+			err = useView(view, write)
+		} else if _, err = r.ReadAt(buf[:n], int64(from)); err == nil {
+			err = write(buf[:n])
+		}
+		if err != nil {
+			return err
+		}
+		from += n
+	}
+	return nil
+}
+
+// useView calls use with a view. It is ErrDamaged if the file has become shorter.
+func useView(view []byte, use func([]byte) error) (err error) {
 	// The goroutine panics in the place of a fatal signal.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -96,6 +119,5 @@ func hashView(h *BlockHash, view []byte) (err error) {
 			panic(fault)
 		}
 	}()
-	h.Write(view)
-	return nil
+	return use(view)
 }

@@ -341,8 +341,12 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 		return made, err
 	}
 	defer archive.Close()
-	digested := oci.NewAside()
-	whole := io.TeeReader(archive, digested)
+	// A layer that is not compressed was compared with its digest when containerd got it.
+	made = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest}
+	whole, plain := io.Reader(archive), digest.Canonical.Digester()
+	if d.MediaType != ocispec.MediaTypeImageLayer {
+		whole = io.TeeReader(archive, plain.Hash())
+	}
 	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		if err == nil {
@@ -356,6 +360,8 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 	if err == nil {
 		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
 	}
-	made.MediaType, made.Digest = ocispec.MediaTypeImageLayer, digested.Digest()
+	if d.MediaType != ocispec.MediaTypeImageLayer {
+		made.Digest = plain.Digest()
+	}
 	return made, err
 }

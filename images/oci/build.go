@@ -28,8 +28,8 @@ import (
 // Compression of the layers that a checkpoint adds.
 type Compression string
 
-// What layers can be compressed with. With the zero value, and with None, GPU state is in blobs as it is, and needs no
-// unpacking anywhere; with Zstd and Gzip it is in layers. The zero value has all other layers compressed by zstd.
+// What layers can be compressed with. With Zstd and Gzip GPU state is in layers too. With the zero value, and with None,
+// it is in blobs as it is, and needs no unpacking anywhere; the zero value is Zstd for a checkpoint without GPU state.
 const (
 	Zstd Compression = "zstd"
 	Gzip Compression = "gzip"
@@ -161,7 +161,12 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 		o.Provider = store
 	}
 	o.gpuLayers = o.Compression == Zstd || o.Compression == Gzip
-	o.Compression = cmp.Or(o.Compression, Zstd)
+	if o.Compression == "" {
+		o.Compression = None
+		if o.Checkpoint == nil || len(o.Checkpoint.Areas()) == 0 {
+			o.Compression = Zstd
+		}
+	}
 	o.Threads = cmp.Or(o.Threads, runtime.NumCPU())
 	b := &builder{
 		Options: o, store: store, id: "gpuckpt-" + rand.Text(), processors: semaphore.NewWeighted(int64(o.Threads)), meter: o.Progress.Begin("image", 0),

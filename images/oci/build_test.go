@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/content"
 	ggcr "github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -300,6 +301,31 @@ func TestWithoutGPU(t *testing.T) {
 	if err != nil || len(got.Metadata.Processes) != 0 {
 		t.Errorf("got %v, %v", got, err)
 	}
+	if got := mediaTypes(t, store, r); !slices.Equal(got, []string{ocispec.MediaTypeImageLayerZstd}) {
+		t.Errorf("the layers are of the types %v", got)
+	}
+}
+
+// With GPU state, which takes most of the room, nothing is compressed.
+func TestNotCompressed(t *testing.T) {
+	store := newLayout(t)
+	r := build(t, store, newCheckpoint(t, 0, random(1<<20)), Options{})
+	if got := mediaTypes(t, store, r); !slices.Equal(got, []string{ocispec.MediaTypeImageLayer, ocispec.MediaTypeImageLayer, MediaTypeGPU}) {
+		t.Errorf("the layers are of the types %v", got)
+	}
+}
+
+// mediaTypes are those of what is in an image.
+func mediaTypes(t *testing.T, store content.Store, r *Result) (all []string) {
+	t.Helper()
+	image, err := Inspect(t.Context(), store, r.Manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range image.Layers {
+		all = append(all, l.MediaType)
+	}
+	return all
 }
 
 func TestABuildThatFailsLeavesNothing(t *testing.T) {

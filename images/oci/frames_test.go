@@ -20,7 +20,7 @@ func testPack(t testing.TB, c Compression, processors int) func(io.Writer) (io.W
 	if err != nil || !b.processors.TryAcquire(1) {
 		t.Fatal(err)
 	}
-	return func(w io.Writer) (io.WriteCloser, error) { return b.pack(w, b.processors) }
+	return b.pack
 }
 
 // packed is data as a layer that a build with so many processors compresses.

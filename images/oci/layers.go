@@ -23,7 +23,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sync/semaphore"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -36,7 +35,6 @@ type plan struct {
 	name string
 	span
 	entries []entry
-	idle    *semaphore.Weighted // processors for frames of a layer
 }
 
 // layerKey is what tells a layer of a checkpoint from its others, by its annotations.
@@ -56,7 +54,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		r := a.Open(ctx)
 		defer r.Close()
 		for at := uint64(0); at < a.End(); at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}, idle: b.processors})
+			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})
 		}
 	}
 	last, done, err := criuPlan(c)
@@ -64,24 +62,17 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	if err != nil {
 		return nil, err
 	}
-	// CRIU's layer takes longest, and the rest has no use for zstd: it begins first, with processors of its own.
-	own := int64(min(mostFrames, b.Threads))
-	last.idle = semaphore.NewWeighted(own - 1)
 	plans = append(plans, last)
 	made := make([][]layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
-	for i := range slices.Backward(plans) {
+	for i := range slices.Backward(plans) { // CRIU's layer takes longest, and begins first
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
-		takes := int64(1)
-		if plans[i].kind == LayerCRIU {
-			takes = own
-		}
-		err := b.processors.Acquire(working, takes)
+		err := b.processors.Acquire(working, 1)
 		g.Go(func() error {
 			if err != nil {
 				return err
 			}
-			defer b.processors.Release(takes)
+			defer b.processors.Release(1)
 			if made[i], err = b.make(working, &plans[i], previous); err != nil {
 				return err
 			}
@@ -119,7 +110,7 @@ func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
 		text := images.Pointer{Digest: l.desc.Digest, Bytes: uint64(l.desc.Size)}.String()
 		entries = append(entries, entry{name: images.PieceFile(l.desc.Annotations[annotations.Area], offset), from: strings.NewReader(text), len: uint64(len(text))})
 	}
-	l, err := b.writeLayer(ctx, LayerIndex, b.processors, func(w io.Writer) error { return writeTar(ctx, w, entries, nil) })
+	l, err := b.writeLayer(ctx, LayerIndex, func(w io.Writer) error { return writeTar(ctx, w, entries, nil) })
 	if err != nil {
 		return nil, err
 	}
@@ -173,10 +164,7 @@ func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) 
 		return nil, nil
 	}
 	if p.kind != LayerGPU || b.gpuLayers {
-		write := func(ctx context.Context, name string, fill func(io.Writer) error) (*layer, error) {
-			return b.writeLayer(ctx, name, p.idle, fill)
-		}
-		return b.one(ctx, p.kind, p.name, p.from, content, previous, write, func(w io.Writer, meter *images.Meter) error {
+		return b.one(ctx, p.kind, p.name, p.from, content, previous, b.writeLayer, func(w io.Writer, meter *images.Meter) error {
 			return writeTar(ctx, w, p.entries, meter)
 		})
 	}
@@ -224,40 +212,40 @@ func (b *builder) one(ctx context.Context, kind, area string, offset, bytes uint
 }
 
 // pack compresses as the Options say. Its output depends on its input alone.
-func (b *builder) pack(w io.Writer, idle *semaphore.Weighted) (io.WriteCloser, error) {
-	switch b.Compression {
-	case None:
-		return unclosed{w}, nil
-	case Gzip:
+func (b *builder) pack(w io.Writer) (io.WriteCloser, error) {
+	if b.Compression == Gzip {
 		return gzip.NewWriterLevel(w, max(1, b.Level))
 	}
-	return &framer{w: w, encoder: b.encoder, idle: idle}, nil
+	return &framer{w: w, encoder: b.encoder, idle: b.processors}, nil
 }
-
-type unclosed struct{ io.Writer }
-
-func (unclosed) Close() error { return nil }
 
 // writeLayer writes what fill writes, compressed, into a layer of the store. On an error nothing is left.
 // Its frames take processors that are idle.
-func (b *builder) writeLayer(ctx context.Context, name string, idle *semaphore.Weighted, fill func(io.Writer) error) (*layer, error) {
-	var plain digest.Digest
-	l, err := b.write(ctx, name, func(w io.Writer) error {
-		packed, err := b.pack(w, idle)
-		if err != nil {
-			return err
+func (b *builder) writeLayer(ctx context.Context, name string, fill func(io.Writer) error) (l *layer, err error) {
+	if b.Compression == None {
+		if l, err = b.write(ctx, name, fill); err == nil {
+			l.diffID = l.desc.Digest
 		}
-		digested := NewAside()
-		err = fill(io.MultiWriter(packed, digested))
-		plain = digested.Digest()
-		return cmp.Or(err, packed.Close()) // it has goroutines
-	}, func(info *content.Info) error {
-		return content.WithLabels(map[string]string{labels.LabelUncompressed: plain.String()})(info)
-	})
+	} else {
+		plain := digest.Canonical.Digester()
+		l, err = b.write(ctx, name, func(w io.Writer) error {
+			packed, err := b.pack(w)
+			if err != nil {
+				return err
+			}
+			err = fill(io.MultiWriter(packed, plain.Hash()))
+			return cmp.Or(err, packed.Close()) // it has goroutines
+		}, func(info *content.Info) error {
+			return content.WithLabels(map[string]string{labels.LabelUncompressed: plain.Digest().String()})(info)
+		})
+		if err == nil {
+			l.diffID = plain.Digest()
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	l.desc.MediaType, l.diffID = b.Compression.MediaType(), plain
+	l.desc.MediaType = b.Compression.MediaType()
 	return l, nil
 }
 
@@ -342,7 +330,7 @@ func (b *builder) writable(ctx context.Context) (_ []layer, err error) {
 	l := new(layer)
 	switch rw := b.RW; {
 	case b.RWTar != nil:
-		l, err = b.writeLayer(ctx, LayerRW, b.processors, func(w io.Writer) error {
+		l, err = b.writeLayer(ctx, LayerRW, func(w io.Writer) error {
 			_, err := io.Copy(w, b.RWTar)
 			return err
 		})
@@ -448,6 +436,9 @@ func writeTar(ctx context.Context, w io.Writer, entries []entry, meter *images.M
 
 // copy writes the bytes of the file, by way of buf.
 func (e *entry) copy(ctx context.Context, w io.Writer, meter *images.Meter, buf []byte) error {
+	if area, ok := e.from.(*images.AreaReader); ok {
+		return area.WriteRange(meter.Writer(ctx, w), e.offset, e.offset+e.len, buf)
+	}
 	from := io.NewSectionReader(e.from, int64(e.offset), int64(e.len))
 	n, err := io.CopyBuffer(w, meter.Reader(ctx, from), buf)
 	if err == nil && n < from.Size() {

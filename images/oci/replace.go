@@ -57,7 +57,6 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 		}
 	}
 	p, done, err := criuPlan(&images.Checkpoint{Files: files})
-	p.idle = b.processors
 	defer done()
 	if err != nil {
 		return err
