@@ -36,7 +36,7 @@ func registryFlags(c *cobra.Command, t *registry.Options) {
 	f := c.Flags()
 	f.StringVar(&t.HostsDir, "hosts-dir", registry.DefaultHostsDir, "containerd's directory of registries (hosts.toml)")
 	f.BoolVar(&t.PlainHTTP, "plain-http", false, "talk HTTP; a registry on a loopback address may do so without")
-	f.IntVar(&t.Parallel, "parallel", 0, "blobs that move at once (default: as many as processors, 4 to 12)")
+	f.IntVar(&t.Parallel, "parallel", 0, "blobs that move at once (default: as many as processors, 4 to 16)")
 	f.IntVar(&t.Attempts, "attempts", registry.DefaultAttempts, "how often a blob is tried")
 	_ = c.MarkFlagDirname("hosts-dir")
 }

@@ -99,9 +99,6 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	if err := i.claim(); err != nil { //nolint:contextcheck // as above
 		return nil, err
 	}
-	if err := i.fetch(i.layers()...); err != nil { //nolint:contextcheck // as above
-		return nil, err
-	}
 	if err := i.begin(snapshotter); err != nil { //nolint:contextcheck // as above
 		return nil, cmp.Or(context.Cause(i.ctx), err) //nolint:contextcheck // a blob's, which has ended all else
 	}
@@ -224,31 +221,24 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	return nil, err
 }
 
-// begin unpacks the layers while the blobs begin to come, and serves the feed.
+// begin fetches and unpacks the layers while the blobs come, and serves the feed.
 func (i *Image) begin(snapshotter string) error {
-	var missing []*blob
-	for _, d := range i.blobs() {
-		b := &blob{i: i, desc: d, path: filepath.Join(i.dir, d.Digest.Encoded())}
-		here, err := b.place()
-		if err != nil { // the blobs are on a file system of their own, say
-			for _, b := range missing {
-				b.w.Close()
-			}
-			return fmt.Errorf("make a place for blob %s: %w: %w", d.Digest, err, ErrWhole)
-		}
-		if here {
-			i.feed.Arrived(b.path)
-		} else {
-			missing = append(missing, b)
-		}
+	missing, err := i.place()
+	if err != nil {
+		return err
 	}
-	i.group.SetLimit(i.src.Parallel + 1) // and who begins them
+	layers := make(chan error, 1)
+	go func() { layers <- i.fetch(i.layers()...) }()
+	i.group.SetLimit(max(i.src.Parallel, 2)) // who begins them is one: it leaves a place to the layers
 	i.group.Go(func() error {
 		for _, b := range missing {
 			i.group.Go(b.fetch)
 		}
 		return nil
 	})
+	if err := <-layers; err != nil {
+		return err
+	}
 	i.Image = client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: i.src.Image})
 	if err := localstore.Unpack(i.ctx, i.c, i.Image, snapshotter); err != nil {
 		return err
@@ -258,6 +248,26 @@ func (i *Image) begin(snapshotter string) error {
 		return err
 	}
 	return i.feed.Serve(filepath.Dir(top), i.dir)
+}
+
+// place makes the places of the blobs, and returns those that containerd lacks.
+func (i *Image) place() (missing []*blob, err error) {
+	for _, d := range i.blobs() {
+		b := &blob{i: i, desc: d, path: filepath.Join(i.dir, d.Digest.Encoded())}
+		here, err := b.place()
+		if err != nil { // the blobs are on a file system of their own, say
+			for _, b := range missing {
+				b.w.Close()
+			}
+			return nil, fmt.Errorf("make a place for blob %s: %w: %w", d.Digest, err, ErrWhole)
+		}
+		if here {
+			i.feed.Arrived(b.path)
+		} else {
+			missing = append(missing, b)
+		}
+	}
+	return missing, nil
 }
 
 // topmost returns the directory of the image's topmost layer.

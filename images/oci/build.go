@@ -192,7 +192,11 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	if b.LayerBytes == 0 {
-		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes())
+		most := uint64(mostBlobs)
+		if b.gpuLayers {
+			most = mostLayers
+		}
+		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes(), most)
 	}
 	for _, l := range base.layers {
 		if err := b.copyBlob(ctx, l.desc); err != nil {

@@ -21,15 +21,16 @@ const (
 	minLayerBytes = 64 << 20
 )
 
-// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are so small
-// that one changed byte sends little again and several layers move at once, and so large that an
-// overlay can stack them: at most 64 layers for up to 16 GiB and 128 for more, of overlayfs's 500.
-func chooseLayerBytes(state uint64) uint64 {
-	size, most := uint64(minLayerBytes), uint64(64)
+// Most pieces that GPU state is cut into: blobs are a file and a mapping each, and of layers an overlay
+// stacks 500 at most.
+const mostBlobs, mostLayers = 256, 128
+
+// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are so small that one
+// changed byte sends little again and many processors have as much to do, and so large that there are few.
+func chooseLayerBytes(state, most uint64) uint64 {
+	size := uint64(minLayerBytes)
 	for state > size*most {
-		if size *= 2; size == 256<<20 {
-			most = 128
-		}
+		size *= 2
 	}
 	return size
 }

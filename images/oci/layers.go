@@ -269,7 +269,7 @@ func (b *builder) write(ctx context.Context, name string, fill func(io.Writer) e
 		}
 	}()
 	counted := &counter{w: w}
-	buffered := bufio.NewWriterSize(counted, 1<<20)
+	buffered := bufio.NewWriterSize(counted, 256<<10) // less than is written at a time, which is not copied then
 	if err = fill(buffered); err == nil {
 		err = buffered.Flush()
 	}
