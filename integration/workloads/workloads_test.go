@@ -271,6 +271,7 @@ func linesWith(text, word string) string {
 func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *harness.Container) *harness.Container {
 	t.Helper()
 	var killed string // the output of all before
+	var restored string
 	for round := range rounds {
 		output := func() record { return parse(t, strings.TrimPrefix(k.Logs(), killed)) }
 		at := workSteps * (round + 1) / (rounds + 2)
@@ -281,6 +282,9 @@ func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *ha
 		checkpointAs(ctx, t, result, k, ref)
 		k.MustRemove(t)
 		killed = k.Logs()
+		if restored != "" {
+			forgetImage(ctx, t, restored) // which takes seconds, in which the program would make steps
+		}
 
 		k = restoreWithin(ctx, t, result, k, ref)
 		await(ctx, t, k, fmt.Sprintf("a step after restore %d", round+1), func() bool { return output().last() > 0 })
@@ -289,8 +293,9 @@ func travel(ctx context.Context, t *testing.T, result *harness.TestResult, k *ha
 		}
 		t.Logf("round %d: checkpoint after step %d, restored and running", round+1, before)
 		result.Number("rounds_count", float64(round+1))
-		forgetImage(ctx, t, ref)
+		restored = ref
 	}
+	forgetImage(ctx, t, restored)
 	return k
 }
 
@@ -319,7 +324,10 @@ func refused(words ...string) journey {
 		for round := range rounds {
 			harness.Says(t, k.Checkpoint(ctx, fmt.Sprintf("checkpoint.test/%s:%d", harness.Name(t), round+1)), words...)
 			before := parse(t, k.Logs()).last()
-			await(ctx, t, k, "a step after the refusal", func() bool { return parse(t, k.Logs()).last() > before })
+			await(ctx, t, k, "a step after the refusal", func() bool {
+				r := parse(t, k.Logs())
+				return r.last() > before || r.digest != ""
+			})
 		}
 		return k
 	}
