@@ -314,8 +314,5 @@ func (t *task) place(places []place, runs []span) bool {
 		end = p.End
 		t.places, t.spans = append(t.places, p), append(t.spans, p.span)
 	}
-	if lacks(math.MaxUint64) {
-		return false
-	}
-	return true
+	return !lacks(math.MaxUint64)
 }
