@@ -20,7 +20,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
 )
 
 // Name is the name of the runtime in containerd.
@@ -36,7 +35,6 @@ type shimManager struct{ shim.Shim }
 
 // Start starts a shim, when what shims of the namespace that died have left is out of its way.
 func (m shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
-	gctune.Begin()                              // this process ends with the start
 	if node, err := config.Load(); err == nil { // else an operation says so
 		recovery.SweepSilently(ctx, node, params.Namespace)
 	}

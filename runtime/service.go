@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/containerd/typeurl/v2"
 
+	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/event"
 )
@@ -71,6 +72,7 @@ func newService(ctx context.Context, events shim.Publisher, down shutdown.Servic
 		containers:       make(map[string]*container),
 	}
 	runc.Monitor = &s.monitor
+	go bundle.Warm() // while containerd finds this shim
 	return s, nil
 }
 

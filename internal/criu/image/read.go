@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/checkpoint-restore/go-criu/v8/magic"
 	"golang.org/x/sys/unix"
@@ -75,10 +76,12 @@ func (e *Entry) Errorf(format string, args ...any) error {
 	return fmt.Errorf("%s: entry %d: %w", e.File, e.N, fmt.Errorf(format, args...))
 }
 
+var magics = sync.OnceValue(func() map[string]uint64 { return magic.LoadMagic().ByName })
+
 // Open returns the images in a directory. It reads nothing yet. All entries together may have
 // maxBytes, whoever asks for them.
 func Open(dir string) *Set {
-	return &Set{dir: dir, magics: magic.LoadMagic().ByName, left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
+	return &Set{dir: dir, magics: magics(), left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
 }
 
 // Names returns the names of all files of the directory, sorted. A file of an unknown kind, or

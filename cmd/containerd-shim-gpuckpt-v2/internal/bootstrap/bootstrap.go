@@ -7,12 +7,14 @@ package bootstrap
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -21,39 +23,37 @@ import (
 // maxBootstrap bounds what is read of a daemon, in bytes: as much as package shim.
 const maxBootstrap = 10 << 20
 
+// socketDirLink is where package shim looks for the directory of sockets, in the bundle.
+const socketDirLink = "s"
+
 // Run runs the shim of a manager, whatever version the daemon is that starts it.
 //
 // A daemon before containerd 2.3 starts a shim by arguments and variables, with the
 // container's runtime options on standard input, and expects an answer in JSON. A later
 // daemon writes all of this to standard input (api/runtime/bootstrap), the one form that
-// package shim reads. Run translates an older daemon's request into that form.
+// package shim reads. So a start is answered here. Package shim would also collect
+// garbage and become a subreaper first, in a program that ends at once.
 func Run(ctx context.Context, manager shim.Shim) {
-	legacy, err := acceptLegacyStart(os.Args[1:])
-	if err != nil {
+	id, namespace, debug, ok := startArguments(os.Args[1:])
+	if !ok {
+		shim.RunShim(ctx, manager)
+		return
+	}
+	if err := start(namespaces.WithNamespace(ctx, namespace), manager, id, namespace, debug); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %s", manager.Name(), err)
 		os.Exit(1)
 	}
-	if legacy {
-		manager = legacyManager{manager}
-	}
-	shim.RunShim(ctx, manager)
 }
 
-// acceptLegacyStart reports whether a daemon before 2.3 has started this shim, with
-// these arguments. If so, it puts the daemon's request on standard input in the form of
-// later daemons. It reports false for every call but "start".
-func acceptLegacyStart(args []string) (legacy bool, err error) {
-	id, namespace, debug, ok := startArguments(args)
-	if !ok {
-		return false, nil
-	}
+// start starts the daemon's shim, and tells where it listens.
+func start(ctx context.Context, manager shim.Shim, id, namespace string, debug bool) error {
 	input, err := io.ReadAll(io.LimitReader(os.Stdin, maxBootstrap))
 	if err != nil {
-		return false, fmt.Errorf("read what containerd has to say: %w", err)
+		return fmt.Errorf("read what containerd has to say: %w", err)
 	}
 	params, legacy, err := bootstrapParams(input, id, namespace)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if legacy {
 		params.ContainerdGrpcAddress = os.Getenv("GRPC_ADDRESS")
@@ -61,11 +61,36 @@ func acceptLegacyStart(args []string) (legacy bool, err error) {
 		if debug {
 			params.LogLevel = bootapi.LogLevel_LOG_LEVEL_DEBUG
 		}
-		if input, err = proto.Marshal(params); err != nil {
-			return false, fmt.Errorf("encode what containerd has said: %w", err)
+	}
+	if dir := params.GetSocketDir(); dir != "" { // for package shim, which removes the socket at last
+		if err := os.Remove(socketDirLink); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("note the directory of sockets: %w", err)
+		}
+		if err := os.Symlink(dir, socketDirLink); err != nil {
+			return fmt.Errorf("note the directory of sockets: %w", err)
 		}
 	}
-	return legacy, replaceStdin(input)
+	result, err := manager.Start(ctx, params)
+	if err != nil {
+		return err
+	}
+	answer, err := encode(result, legacy)
+	if err == nil {
+		_, err = os.Stdout.Write(answer)
+	}
+	return err
+}
+
+// encode encodes an answer as the daemon expects it.
+func encode(result *bootapi.BootstrapResult, legacy bool) ([]byte, error) {
+	if !legacy {
+		return proto.Marshal(result)
+	}
+	return json.Marshal(struct {
+		Version  int32  `json:"version"`
+		Address  string `json:"address"`
+		Protocol string `json:"protocol"`
+	}{result.Version, result.Address, result.Protocol})
 }
 
 // startArguments reads a shim's arguments. ok is false for all but "start", and for
@@ -100,42 +125,4 @@ func bootstrapParams(input []byte, id, namespace string) (_ *bootapi.BootstrapPa
 	}
 	params.Extensions = []*bootapi.Extension{{Value: options}}
 	return params, true, nil
-}
-
-// replaceStdin has the rest of the program read data from standard input.
-func replaceStdin(data []byte) error {
-	r, w, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("pass on what containerd has said: %w", err)
-	}
-	go func() {
-		_, _ = w.Write(data) // fails when nobody reads it, and then nobody misses it
-		_ = w.Close()
-	}()
-	os.Stdin = r
-	return nil
-}
-
-// legacyManager answers "start" as a daemon before 2.3 expects it. The program ends
-// with that, because package shim would add an answer of its own.
-type legacyManager struct{ shim.Shim }
-
-func (m legacyManager) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
-	result, err := m.Shim.Start(ctx, params)
-	if err != nil {
-		return nil, err
-	}
-	answer, err := json.Marshal(struct {
-		Version  int32  `json:"version"`
-		Address  string `json:"address"`
-		Protocol string `json:"protocol"`
-	}{result.Version, result.Address, result.Protocol})
-	if err != nil {
-		return nil, err
-	}
-	if _, err := os.Stdout.Write(answer); err != nil {
-		return nil, err
-	}
-	os.Exit(0)
-	return nil, nil
 }
