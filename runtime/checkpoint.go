@@ -597,7 +597,7 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 		return back(err)
 	}
 	hidden := beside(func() error {
-		image.Warm()
+		image.Warm(true)
 		return locks.Hidden(c.tree)
 	})
 	watch := criu.StartWatch(ctx, c.id, false, view.CRIUTimeout())

@@ -49,7 +49,7 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	ctx = k.c.logged(ctx)
 	gctune.Begin()
 	if k.restores {
-		go image.Warm()
+		go image.Warm(false)
 	}
 	resp, err := k.run(ctx)
 	if err == nil {

@@ -104,12 +104,32 @@ func parseField(words []string) (f Field, err error) {
 }
 
 // Warm looks up what each reader of images needs: the list, and what protobuf knows of the entries. It takes a
-// millisecond, beside CRIU or whatever else comes before an image.
-func Warm() {
+// millisecond, beside CRIU or whatever else comes before an image; with deep, what is inside the entries too, and
+// three.
+func Warm(deep bool) {
 	Fields()
+	magics()
+	done := make(map[protoreflect.FullName]bool)
 	for _, k := range Kinds() {
 		if k.entry != nil {
-			_ = check(k.New(0).ProtoReflect())
+			warm(k.New(0).ProtoReflect(), deep, done)
+		}
+	}
+}
+
+func warm(m protoreflect.Message, deep bool, done map[protoreflect.FullName]bool) {
+	if done[m.Descriptor().FullName()] {
+		return
+	}
+	done[m.Descriptor().FullName()] = true
+	_ = check(m)
+	for i, fields := 0, m.Descriptor().Fields(); deep && i < fields.Len(); i++ {
+		switch fd := fields.Get(i); {
+		case fd.Message() == nil:
+		case fd.IsList():
+			warm(m.NewField(fd).List().NewElement().Message(), deep, done)
+		default:
+			warm(m.NewField(fd).Message(), deep, done)
 		}
 	}
 }
