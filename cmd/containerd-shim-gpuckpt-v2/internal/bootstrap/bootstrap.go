@@ -39,21 +39,25 @@ func Run(ctx context.Context, manager shim.Shim) {
 		shim.RunShim(ctx, manager)
 		return
 	}
-	if err := start(namespaces.WithNamespace(ctx, namespace), manager, id, namespace, debug); err != nil {
+	answer, err := start(namespaces.WithNamespace(ctx, namespace), manager, os.Stdin, id, namespace, debug)
+	if err == nil {
+		_, err = os.Stdout.Write(answer)
+	}
+	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %s", manager.Name(), err)
 		os.Exit(1)
 	}
 }
 
-// start starts the daemon's shim, and tells where it listens.
-func start(ctx context.Context, manager shim.Shim, id, namespace string, debug bool) error {
-	input, err := io.ReadAll(io.LimitReader(os.Stdin, maxBootstrap))
+// start starts a shim for a daemon, and returns where it listens, as the daemon expects it.
+func start(ctx context.Context, manager shim.Shim, in io.Reader, id, namespace string, debug bool) (answer []byte, err error) {
+	input, err := io.ReadAll(io.LimitReader(in, maxBootstrap))
 	if err != nil {
-		return fmt.Errorf("read what containerd has to say: %w", err)
+		return nil, fmt.Errorf("read what containerd has to say: %w", err)
 	}
 	params, legacy, err := bootstrapParams(input, id, namespace)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if legacy {
 		params.ContainerdGrpcAddress = os.Getenv("GRPC_ADDRESS")
@@ -64,25 +68,16 @@ func start(ctx context.Context, manager shim.Shim, id, namespace string, debug b
 	}
 	if dir := params.GetSocketDir(); dir != "" { // for package shim, which removes the socket at last
 		if err := os.Remove(socketDirLink); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("note the directory of sockets: %w", err)
+			return nil, fmt.Errorf("note the directory of sockets: %w", err)
 		}
 		if err := os.Symlink(dir, socketDirLink); err != nil {
-			return fmt.Errorf("note the directory of sockets: %w", err)
+			return nil, fmt.Errorf("note the directory of sockets: %w", err)
 		}
 	}
 	result, err := manager.Start(ctx, params)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	answer, err := encode(result, legacy)
-	if err == nil {
-		_, err = os.Stdout.Write(answer)
-	}
-	return err
-}
-
-// encode encodes an answer as the daemon expects it.
-func encode(result *bootapi.BootstrapResult, legacy bool) ([]byte, error) {
 	if !legacy {
 		return proto.Marshal(result)
 	}

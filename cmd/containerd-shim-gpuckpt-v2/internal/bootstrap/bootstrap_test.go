@@ -4,10 +4,14 @@
 package bootstrap
 
 import (
+	"bytes"
+	"context"
+	"os"
 	"testing"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/pkg/shim"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 )
@@ -52,6 +56,44 @@ func TestBootstrapParams(t *testing.T) {
 	}
 	if _, _, err := bootstrapParams([]byte("garbage"), "c", "n"); err == nil {
 		t.Error("what is neither was accepted")
+	}
+}
+
+type fakeManager struct {
+	shim.Shim
+	got *bootapi.BootstrapParams
+}
+
+func (m *fakeManager) Start(_ context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
+	m.got = params
+	return &bootapi.BootstrapResult{Version: 3, Address: "unix:///a", Protocol: "ttrpc"}, nil
+}
+
+// A start is answered as the daemon expects it, and a socket's directory is noted where package shim looks for it.
+func TestStart(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("TTRPC_ADDRESS", "/c.ttrpc")
+	m := new(fakeManager)
+	answer, err := start(t.Context(), m, bytes.NewReader(nil), "c", "n", true)
+	if want := `{"version":3,"address":"unix:///a","protocol":"ttrpc"}`; err != nil || string(answer) != want {
+		t.Errorf("to 2.2: %s, %v; want %s", answer, err, want)
+	}
+	if m.got.ContainerdTtrpcAddress != "/c.ttrpc" || m.got.LogLevel != bootapi.LogLevel_LOG_LEVEL_DEBUG {
+		t.Errorf("from 2.2: %v", m.got)
+	}
+	for _, dir := range []string{"/old", "/new"} {
+		input, err := proto.Marshal(&bootapi.BootstrapParams{InstanceID: "c", Namespace: "n", SocketDir: proto.String(dir)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err = start(t.Context(), m, bytes.NewReader(input), "c", "n", false)
+		var result bootapi.BootstrapResult
+		if err != nil || proto.Unmarshal(answer, &result) != nil || result.Address != "unix:///a" {
+			t.Errorf("to 2.3: %q, %v", answer, err)
+		}
+		if link, err := os.Readlink("s"); link != dir {
+			t.Errorf("the directory of sockets is noted as %q, %v", link, err)
+		}
 	}
 }
 
