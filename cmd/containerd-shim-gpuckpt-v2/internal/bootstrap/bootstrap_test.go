@@ -82,7 +82,7 @@ func TestStart(t *testing.T) {
 		t.Errorf("from 2.2: %v", m.got)
 	}
 	for _, dir := range []string{"/old", "/new"} {
-		input, err := proto.Marshal(&bootapi.BootstrapParams{InstanceID: "c", Namespace: "n", SocketDir: proto.String(dir)})
+		input, err := proto.Marshal(&bootapi.BootstrapParams{InstanceID: "c", Namespace: "n", SocketDir: &dir})
 		if err != nil {
 			t.Fatal(err)
 		}
