@@ -116,12 +116,19 @@ func TestWriterOfLittle(t *testing.T) {
 	}
 }
 
-// A full file system is an error of the write that it has no room for.
+// A full file system is an error of the write that it has no room for. The file ends where the bytes do.
 func TestWriterNoRoom(t *testing.T) {
 	f := small(t, 0)
-	n, err := NewWriter(f, 0).Write(make([]byte, 3*HugePage))
+	w := NewWriter(f, 0)
+	n, err := w.Write(make([]byte, 3*HugePage))
 	if err == nil || n > HugePage {
 		t.Errorf("%d bytes were written to a file system of %d, %v", n, HugePage, err)
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if info, err := f.Stat(); err != nil || info.Size() != int64(n) {
+		t.Errorf("the file has %d bytes of %d, %v", info.Size(), n, err)
 	}
 }
 

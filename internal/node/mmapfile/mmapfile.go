@@ -81,6 +81,7 @@ type Writer struct {
 	f      *os.File
 	size   int64  // the file keeps it; 0: it gets what was written
 	at     int64  // where the next byte goes
+	made   int64  // where the file ends, if that was made longer than what is written
 	window []byte // what is left of the part of the file that is mapped
 	unmap  func()
 }
@@ -128,8 +129,11 @@ func (w *Writer) open() {
 	if w.at == 0 || w.at%HugePage != 0 || bytes < HugePage || !InMemory(w.f) {
 		return
 	}
-	if w.size == 0 && w.f.Truncate(w.at+bytes) != nil {
-		return
+	if w.size == 0 {
+		if w.f.Truncate(w.at+bytes) != nil {
+			return
+		}
+		w.made = w.at + bytes
 	}
 	mem, unmap, err := mapPart(w.f, w.at, uint64(bytes), unix.PROT_READ|unix.PROT_WRITE)
 	if err != nil {
@@ -142,21 +146,18 @@ func (w *Writer) open() {
 	w.window, w.unmap = mem, unmap
 }
 
-// Reset has the file written from its begin once more.
+// Reset has the file written from its begin once more. What was written beyond its size is cut.
 func (w *Writer) Reset() error {
-	err := w.Close()
-	if w.at = 0; err == nil && w.size == 0 {
-		err = w.f.Truncate(0)
-	}
-	return err
+	w.at = 0
+	return errors.Join(w.Close(), w.f.Truncate(w.size))
 }
 
 // Close ends the writing, and cuts what was made beyond the last byte.
 func (w *Writer) Close() error {
 	w.unmap()
-	beyond := len(w.window) > 0
-	w.window, w.unmap = nil, func() {}
-	if beyond && w.size == 0 {
+	beyond := w.made > w.at
+	w.window, w.unmap, w.made = nil, func() {}, 0
+	if beyond {
 		return w.f.Truncate(w.at)
 	}
 	return nil
