@@ -5,6 +5,7 @@ package images
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -31,6 +32,9 @@ func (r *AreaReader) view(offset, n uint64) []byte {
 		return nil
 	}
 	q := &r.area.Location[i]
+	if offset < r.area.Offset { // bytes before the range mean nothing
+		return nil
+	}
 	if q.Data != nil || q.Arrival != nil || offset < q.Offset || offset+n > q.Offset+q.Bytes {
 		return nil
 	}
@@ -94,7 +98,9 @@ func (r *AreaReader) WriteRange(w io.Writer, from, to uint64, buf []byte) error 
 		}
 		var err error
 		if view := r.view(from, n); view != nil {
-			err = useView(view, write)
+			if err = useView(view, write); errors.Is(err, errCutShort) {
+				err = fmt.Errorf("%s: %w", &r.area.Location[r.area.Location.at(from)], err)
+			}
 		} else if _, err = r.ReadAt(buf[:n], int64(from)); err == nil {
 			err = write(buf[:n])
 		}
@@ -106,6 +112,8 @@ func (r *AreaReader) WriteRange(w io.Writer, from, to uint64, buf []byte) error 
 	return nil
 }
 
+var errCutShort = fmt.Errorf("%w: a file of GPU state was cut short while it was read", ErrDamaged)
+
 // useView calls use with a view. It is ErrDamaged if the file has become shorter.
 func useView(view []byte, use func([]byte) error) (err error) {
 	// The goroutine panics in the place of a fatal signal.
@@ -114,10 +122,13 @@ func useView(view []byte, use func([]byte) error) (err error) {
 		switch fault := recover().(type) {
 		case nil:
 		case interface{ Addr() uintptr }:
-			err = fmt.Errorf("%w: a file of GPU state was cut short while it was read", ErrDamaged)
+			err = errCutShort
 		default:
 			panic(fault)
 		}
 	}()
-	return use(view)
+	if err := use(view); !errors.Is(err, unix.EFAULT) { // of a system call that had the view
+		return err
+	}
+	return errCutShort
 }

@@ -198,7 +198,7 @@ type buildFlags struct {
 // flags adds them; images completes the names of images.
 func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	f := c.Flags()
-	f.StringVar(&b.compression, "compression", "", "compression of layers, which then have GPU state too: zstd or gzip; none has all as it is (default: none, and zstd for a checkpoint without GPU state)")
+	f.StringVar(&b.compression, "compression", "", "compression of layers, which then have GPU state too: zstd or gzip; none has all as it is (default: zstd for writable files, and for all without GPU state)")
 	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
 	f.StringVar(&b.layer, "layer-size", "", "what GPU state is cut into, a power of two, 64MiB or more (default: that of --previous, else by the state's size)")
 	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")

@@ -341,11 +341,15 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 		return made, err
 	}
 	defer archive.Close()
-	// A layer that is not compressed was compared with its digest when containerd got it.
-	made = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: d.Digest}
-	whole, plain := io.Reader(archive), digest.Canonical.Digester()
-	if d.MediaType != ocispec.MediaTypeImageLayer {
+	whole, plain, digested := io.Reader(archive), digest.Canonical.Digester(), make(chan error, 1)
+	if d.MediaType == ocispec.MediaTypeImageLayer { // what is not compressed can be digested by another processor
+		go func() {
+			_, err := io.Copy(plain.Hash(), content.NewReader(blob))
+			digested <- err
+		}()
+	} else {
 		whole = io.TeeReader(archive, plain.Hash())
+		digested <- nil
 	}
 	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
@@ -360,8 +364,7 @@ func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descript
 	if err == nil {
 		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
 	}
-	if d.MediaType != ocispec.MediaTypeImageLayer {
-		made.Digest = plain.Digest()
-	}
+	err = errors.Join(err, <-digested)
+	made.MediaType, made.Digest = ocispec.MediaTypeImageLayer, plain.Digest()
 	return made, err
 }

@@ -161,9 +161,9 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 		o.Provider = store
 	}
 	o.gpuLayers = o.Compression == Zstd || o.Compression == Gzip
-	if o.Compression == "" {
+	if o.Compression == "" && o.Checkpoint != nil {
 		o.Compression = None
-		if o.Checkpoint == nil || len(o.Checkpoint.Areas()) == 0 {
+		if len(o.Checkpoint.Areas()) == 0 {
 			o.Compression = Zstd
 		}
 	}

@@ -44,6 +44,12 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	if err != nil {
 		return err
 	}
+	if b.Compression == "" { // as it was, more or less
+		b.Compression = Zstd
+		if m.Layers[top].MediaType == None.MediaType() {
+			b.Compression = None
+		}
+	}
 	b.result.GPUBytes, _ = strconv.ParseUint(m.Annotations[annotations.GPUState], 10, 64) // it is only told
 	for i, l := range m.Layers {
 		if i == top {

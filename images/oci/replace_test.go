@@ -56,6 +56,9 @@ func TestReplace(t *testing.T) {
 	} else if after, err := Inspect(t.Context(), store, signed.Manifest); err != nil || len(after.Layers) != len(before.Layers) || after.Layers[0] != before.Layers[0] || after.Layers[2] != before.Layers[2] {
 		t.Errorf("got %+v, %v", after, err)
 	}
+	if got := mediaTypes(t, store, signed); !slices.Equal(got, mediaTypes(t, store, built)) {
+		t.Errorf("the layers are of the types %v", got)
+	}
 	for name, change := range map[string]func([]images.File) []images.File{
 		"a byte": func(files []images.File) []images.File {
 			at := slices.IndexFunc(files, func(f images.File) bool { return f.Name == "inventory.img" })

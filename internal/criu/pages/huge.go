@@ -4,8 +4,6 @@
 package pages
 
 import (
-	"slices"
-
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"golang.org/x/sys/unix"
 
@@ -26,7 +24,8 @@ func isFull(s span, bytes uint64) bool {
 // advice stays: no other process can take it back.
 func (t *task) advise(m *mm.MmEntry) {
 	for _, v := range m.GetVmas() {
-		if slices.Contains(t.full, span{v.GetStart(), v.GetEnd()}) && v.GetMadv()&(1<<unix.MADV_NOHUGEPAGE) == 0 {
+		s := span{v.GetStart(), v.GetEnd()}
+		if i := indexOf(t.full, s.Start); i < len(t.full) && t.full[i] == s && v.GetMadv()&(1<<unix.MADV_NOHUGEPAGE) == 0 {
 			v.Madv = new(v.GetMadv() | 1<<unix.MADV_HUGEPAGE)
 		}
 	}

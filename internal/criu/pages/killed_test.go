@@ -110,7 +110,8 @@ func killIn(t *testing.T, w *Worker, call func() error) error {
 	return <-answer
 }
 
-// mappingsOf are those of a process that may be copied past CRIU.
+// mappingsOf are those of a process that may be copied past CRIU, as CRIU has them if they are locked: maps of /proc
+// does not say so.
 func mappingsOf(t *testing.T, pid int) (all []*vma.VmaEntry) {
 	t.Helper()
 	maps, err := proc.Maps(pid, isPlain)
@@ -118,7 +119,8 @@ func mappingsOf(t *testing.T, pid int) (all []*vma.VmaEntry) {
 		t.Fatal(err)
 	}
 	for _, m := range maps {
-		all = append(all, mapping(m.Start/pageBytes, (m.End-m.Start)/pageBytes))
+		locked := func(v *vma.VmaEntry) { v.Flags = new(v.GetFlags() | unix.MAP_LOCKED) }
+		all = append(all, mapping(m.Start/pageBytes, (m.End-m.Start)/pageBytes, locked))
 	}
 	return all
 }

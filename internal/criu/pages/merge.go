@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pagemap"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -79,14 +80,23 @@ func (d *dumper) merge(from source, number int, dir string, digest bool) (a answ
 	return a, writePagemap(dir, name, runs)
 }
 
-// mapped refuses a dump that lacks a mapping of which something was left out.
+// mapped refuses a dump that lacks a mapping of which something was left out. It may be one that CRIU is to fill at a
+// restore, such as locked memory.
 func (h *held) mapped(set *image.Set, number int) error {
-	may, _, err := mappings(set, []string{fmt.Sprintf("mm-%d.img", number)})
+	var all []span
+	err := image.EachOf(set, fmt.Sprintf("mm-%d.img", number), func(m *mm.MmEntry) error {
+		for _, v := range m.GetVmas() {
+			if v.GetStatus()&vmaAnonPrivate != 0 {
+				all = append(all, span{v.GetStart(), v.GetEnd()})
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
 	for _, s := range h.kept {
-		if !covers(may[number], s) {
+		if !covers(all, s) {
 			return fmt.Errorf("CRIU has dumped no mapping of memory from %#x to %#x: the program has changed it meanwhile", s.Start, s.End)
 		}
 	}

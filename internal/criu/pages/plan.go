@@ -141,8 +141,8 @@ func fillable(v *vma.VmaEntry) bool {
 		v.GetFlags()&^unix.MAP_NORESERVE&^unix.MAP_STACK == flags && v.GetStart() < v.GetEnd()
 }
 
-// choose chooses those of a process's mappings that hold enough memory: none if the process has much
-// beside them.
+// choose chooses those of a process's mappings that together hold enough memory: none if the process has
+// much beside them.
 func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 	bytes, runs := make([]uint64, len(may)), make([]uint64, len(may))
 	total, chosen := uint64(0), uint64(0)
@@ -172,7 +172,7 @@ func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 		return err
 	}
 	for i, s := range may {
-		if bytes[i] >= least/leastPart && bytes[i]/runs[i] >= leastRun {
+		if runs[i] > 0 && bytes[i] >= least/leastPart && bytes[i]/runs[i] >= leastRun {
 			t.spans = append(t.spans, s)
 			chosen += bytes[i]
 			if isFull(s, bytes[i]) {

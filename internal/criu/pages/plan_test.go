@@ -232,6 +232,22 @@ func TestPlanOfParts(t *testing.T) {
 	}
 }
 
+// A mapping without pages is not chosen, however little is asked for.
+func TestPlanOfNothing(t *testing.T) {
+	dir := t.TempDir()
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(100, 80), mapping(300, 80)))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(300, 80))
+	writePages(t, dir, "pages-3.img", 80)
+	p, err := NewPlan(image.Open(dir), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if got := p.tasks["pagemap-7.img"].spans; len(got) != 1 {
+		t.Errorf("chosen are %v", got)
+	}
+}
+
 // Images that were exchanged after they were looked at are refused.
 func TestPlanChanged(t *testing.T) {
 	dir := t.TempDir()

@@ -57,7 +57,7 @@ type order struct {
 	// Path of the file that has the Pieces of a fill, or of the directory of a scan and a merge.
 	Path   string  `json:"path,omitempty"`
 	Pieces []Piece `json:"pieces,omitempty"`
-	// Spans of a scan, and what one must hold. Of a segment it is where the process has it mapped.
+	// Spans of a scan, and what they must hold together. Of a segment it is where the process has it mapped.
 	Spans []span `json:"spans,omitempty"`
 	Least uint64 `json:"least,omitempty"`
 	// Shared is for a segment of shared memory, which a scan and a merge find by its Inode.
@@ -89,7 +89,7 @@ func (w *Worker) fill(pid int, f *os.File, pieces []Piece, shared bool) (uint64,
 	return a.Bytes, err
 }
 
-// scan returns those of the spans that hold so much memory, and begins to make room for it in a directory.
+// scan returns those of the spans that together hold so much memory, and begins to make room for it in a directory.
 func (w *Worker) scan(from source, spans []span, least uint64, dir string) ([]span, error) {
 	a, err := w.ask("look for memory", order{Op: opScan, PID: from.pid, Shared: from.shared, Inode: from.inode, Spans: spans, Least: least, Path: dir})
 	return a.Spans, err

@@ -70,12 +70,17 @@ static int pagemap_of(int fd)
 	return pid;
 }
 
-// next_range returns a process's first range that ends behind an address.
+// next_range returns a process's first range that ends behind an address. CRIU goes through a process from its first
+// address on, so it begins where the last look ended.
 static const struct range *next_range(int pid, uint64_t at)
 {
-	for (size_t i = 0; i < range_count; i++)
-		if (ranges[i].pid == pid && ranges[i].end > at)
-			return &ranges[i];
+	static size_t last;
+
+	if (last >= range_count || ranges[last].pid != pid || ranges[last].start > at)
+		last = 0;
+	for (; last < range_count; last++)
+		if (ranges[last].pid == pid && ranges[last].end > at)
+			return &ranges[last];
 	return NULL;
 }
 

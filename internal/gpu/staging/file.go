@@ -293,8 +293,9 @@ func (b *File) WrittenBeyond(from uint64) (bool, error) {
 // MemoryFile makes a file of memory without a name, of a size in whole huge pages, with huge pages for
 // mappings that ask for them by madvise. It cannot become larger: a process that it is lent to may keep
 // a descriptor. A memfd has huge pages only if the whole machine's shmem_enabled says so, which is
-// "never" by default; the driver takes twice as long to fill small pages. So the file is made in a
-// tmpfs of its own of that size, which is mounted nowhere and goes with it.
+// "never" by default, or by MADV_COLLAPSE, since Linux 6.1; the driver takes twice as long to fill small
+// pages. So the file is made in a tmpfs of its own of that size, which is mounted nowhere and goes with
+// it.
 func MemoryFile(size uint64) (*os.File, error) {
 	f, err := memoryFile(size, [2]string{"huge", "advise"})
 	if err != nil { // a kernel without huge pages
