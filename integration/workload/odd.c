@@ -1982,6 +1982,32 @@ static const char *lock_when_used_same(void)
 	return there[7] & 1 ? "all of it" : "same";
 }
 
+// So much memory that it goes past CRIU, and some that is locked beside.
+enum { MUCH = 80 << 20, LOCKED = 2 << 20 };
+static unsigned char *much, *locked_part;
+
+static void locked_beside(void)
+{
+	much = mmap(NULL, MUCH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memset(much, 7, MUCH);
+	// Between others it stays a mapping of its own.
+	locked_part = mmap(NULL, 3 * LOCKED, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	locked_part = mmap(locked_part + LOCKED, LOCKED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	memset(locked_part, 3, LOCKED);
+	must(mlock(locked_part, LOCKED));
+}
+
+static const char *locked_beside_same(void)
+{
+	for (size_t i = 0; i < MUCH; i++)
+		if (much[i] != 7)
+			return "other memory";
+	for (size_t i = 0; i < LOCKED; i++)
+		if (locked_part[i] != 3)
+			return "other locked memory";
+	return "same";
+}
+
 // A queue that takes less than others.
 static void small_queue(void)
 {
@@ -2299,6 +2325,7 @@ static const struct state {
 	{"left-queue", left_queue, NULL},
 	{"exclusive", exclusive, exclusive_same},
 	{"lock-when-used", lock_when_used, lock_when_used_same},
+	{"locked-beside", locked_beside, locked_beside_same},
 	{"small-queue", small_queue, small_queue_same},
 	{"md5", md5, md5_same},
 	{"free-bind", free_bind, free_bind_same},
