@@ -262,23 +262,50 @@ func TestBroughtBack(t *testing.T) {
 	results.Add(t)
 	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed"} {
 		t.Run(state, func(t *testing.T) {
-			k := odd(t, harness.RunSpec{}, state, "/odd")
-			if got := answer(t, k); got != "same" {
-				t.Fatalf("before: %s\n%s", got, k.Logs())
+			tries := 1
+			if state == "failing-waits" {
+				tries = 4
 			}
-			for _, tag := range []string{"1", "2"} { // also of one that was restored
-				ref := takeCheckpoint(t, shared, k, tag)
-				if got := answer(t, k); got != "same" {
-					t.Errorf("left running: %q", got)
+			for try := 1; ; try++ {
+				if broughtBack(t, state, try < tries, fmt.Sprint(try, ".")) {
+					return
 				}
-				k.MustRemove(t)
-				k = restore(t, shared, k.ID, ref, k.Port)
-				if got := answer(t, k); got != "same" {
-					t.Errorf("restored: %q\n%s", got, shared.LogTail(3000))
-				}
+				t.Log("runc's pause has ended calls: once more")
 			}
 		})
 	}
+}
+
+// endedByPause is what failing-waits says if the client's pause alone has ended calls: runc freezes a cgroup of version
+// 1 by trying, and thaws it now and then. The kernel then ends epoll_wait and semop, and no others of these.
+const endedByPause = "these have ended: 10"
+
+// broughtBack checkpoints and restores a program with a state twice. It reports false if again is set and the client's
+// pause has changed the state.
+func broughtBack(t *testing.T, state string, again bool, tag string) bool {
+	t.Helper()
+	k := odd(t, harness.RunSpec{}, state, "/odd")
+	if got := answer(t, k); got != "same" {
+		t.Fatalf("before: %s\n%s", got, k.Logs())
+	}
+	for _, round := range []string{"1", "2"} { // also of one that was restored
+		ref := takeCheckpoint(t, shared, k, tag+round)
+		got := answer(t, k)
+		if again && got == endedByPause {
+			k.MustRemove(t)
+			return false
+		}
+		if got != "same" {
+			t.Errorf("left running: %q", got)
+		}
+		k.MustRemove(t)
+		k = restore(t, shared, k.ID, ref, k.Port)
+		if got := answer(t, k); got != "same" {
+			t.Errorf("restored: %q\n%s", got, shared.LogTail(3000))
+		}
+	}
+	k.MustRemove(t)
+	return true
 }
 
 // What becomes of a program that is left running, and of it alone.
