@@ -44,7 +44,7 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 	if err != nil {
 		return err
 	}
-	if b.Compression == "" { // as it was, more or less
+	if b.Compression == "" { // zstd, but for a layer that is not compressed
 		b.Compression = Zstd
 		if m.Layers[top].MediaType == None.MediaType() {
 			b.Compression = None

@@ -90,7 +90,7 @@ func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harn
 // apart are results whose times and failures say nothing, and why: of them counts what passed and has no other result.
 var apart = map[string]string{
 	"2026-11-28-0f1a89e-h200-suites/workloads-first-answer-registry.json":      "ten test programs ran beside it on the other GPUs",
-	"2026-11-28-0f1a89e-h200-suites/workloads-first-answer-tmpfs.json":         "as above",
+	"2026-11-28-0f1a89e-h200-suites/workloads-first-answer-tmpfs.json":         "ten test programs ran beside it on the other GPUs",
 	"2026-11-28-f859d82-h100-suites/workloads-two-gpus.json":                   "some fifteen programs ran beside each other, and a limit was over",
 	"2026-11-27-7d3d0fe-h100-four-gpus/workloads-not-swapped.json":             "others had their GPUs swapped",
 	"2026-11-26-efeea8f-h200-four-gpus/workloads-swapped-cumem.json":           "the row is of two GPUs",

@@ -132,7 +132,7 @@ func TestWriterNoRoom(t *testing.T) {
 	}
 }
 
-// mappedHuge gives ShmemPmdMapped, in KiB, of a mapping of this process; see proc_pid_smaps(5).
+// mappedHuge returns ShmemPmdMapped, in KiB, of a mapping of this process; see proc_pid_smaps(5).
 func mappedHuge(t *testing.T, mem []byte) (kib uint64) {
 	t.Helper()
 	smaps, err := os.ReadFile("/proc/self/smaps")
