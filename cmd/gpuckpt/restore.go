@@ -242,7 +242,7 @@ func newName(ref string) string {
 
 // start makes the container and starts it. On an error there is none.
 func (o *restoreOptions) start(ctx context.Context, c *client.Client, image client.Image, dir string) (_ client.Task, err error) {
-	if err := localstore.Unpack(ctx, c, image, o.snapshotter); err != nil {
+	if err := localstore.Unpack(ctx, c, image, o.snapshotter, nil); err != nil {
 		return nil, err
 	}
 	spec, err := o.spec(image, o.base == "")

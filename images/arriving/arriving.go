@@ -19,17 +19,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images/feed"
@@ -97,6 +98,9 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 		return nil, fmt.Errorf("%w: %w", err, ErrWhole)
 	}
 	if err := i.claim(); err != nil { //nolint:contextcheck // as above
+		return nil, err
+	}
+	if err := i.keep(); err != nil { //nolint:contextcheck // as above
 		return nil, err
 	}
 	if err := i.begin(snapshotter); err != nil { //nolint:contextcheck // as above
@@ -221,18 +225,51 @@ func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	return nil, err
 }
 
+// keep has containerd keep all that the image has, from now on, as long as the lease keeps the manifest.
+func (i *Image) keep() error {
+	m := ocispec.Manifest{Config: i.image.Config}
+	for _, l := range i.image.Layers {
+		m.Layers = append(m.Layers, l.Descriptor())
+	}
+	labels := oci.References(&m)
+	var fields []string
+	for key := range labels {
+		fields = append(fields, "labels."+key)
+	}
+	_, err := i.c.ContentStore().Update(i.ctx, content.Info{Digest: i.image.Digest, Labels: labels}, fields...)
+	if err != nil {
+		return fmt.Errorf("have containerd keep it: %w", err)
+	}
+	return nil
+}
+
 // begin fetches and unpacks the layers while the blobs come, and serves the feed.
 func (i *Image) begin(snapshotter string) error {
+	layers := make(chan error, 1)
+	i.group.Go(func() error {
+		err := i.fetch(i.layers()...)
+		layers <- err
+		return err
+	})
 	missing, err := i.place()
 	if err != nil {
 		return err
 	}
-	layers := make(chan error, 1)
-	go func() { layers <- i.fetch(i.layers()...) }()
-	i.group.SetLimit(max(i.src.Parallel, 2)) // who begins them is one: it leaves a place to the layers
+	// Nothing is restored before the layers are here, of which each takes one processor: half are theirs until then.
+	most := int64(max(i.src.Parallel, 2))
+	turns := semaphore.NewWeighted(most)
+	turns.TryAcquire(most / 2)
+	release := sync.OnceFunc(func() { turns.Release(most / 2) })
+	defer release()
 	i.group.Go(func() error {
 		for _, b := range missing {
-			i.group.Go(b.fetch)
+			failed := turns.Acquire(i.ctx, 1)
+			i.group.Go(func() error {
+				if failed == nil {
+					defer turns.Release(1)
+				}
+				return b.fetch()
+			})
 		}
 		return nil
 	})
@@ -240,9 +277,10 @@ func (i *Image) begin(snapshotter string) error {
 		return err
 	}
 	i.Image = client.NewImage(i.c, cimages.Image{Name: i.src.Ref, Target: i.src.Image})
-	if err := localstore.Unpack(i.ctx, i.c, i.Image, snapshotter); err != nil {
+	if err := localstore.Unpack(i.ctx, i.c, i.Image, snapshotter, i.store); err != nil {
 		return err
 	}
+	release()
 	top, err := i.topmost(snapshotter)
 	if err != nil {
 		return err
@@ -303,18 +341,6 @@ func (i *Image) finish() error {
 		return err
 	}
 	ctx := context.WithoutCancel(i.ctx) // which ends with the group
-	m := ocispec.Manifest{Config: i.image.Config}
-	for _, l := range i.image.Layers {
-		m.Layers = append(m.Layers, l.Descriptor())
-	}
-	keep := oci.References(&m)
-	var fields []string
-	for key := range keep {
-		fields = append(fields, "labels."+key)
-	}
-	if _, err := i.c.ContentStore().Update(ctx, content.Info{Digest: i.image.Digest, Labels: keep}, fields...); err != nil {
-		return fmt.Errorf("have containerd keep it: %w", err)
-	}
 	if err := i.feed.Close(); err != nil {
 		return err
 	}
@@ -346,15 +372,10 @@ type blob struct {
 
 // place puts the blob into the image's directory, and reports whether containerd has it.
 func (b *blob) place() (here bool, err error) {
-	ctx := b.i.ctx
-	id, _ := leases.FromContext(ctx)
-	if err := b.i.c.LeasesService().AddResource(ctx, leases.Lease{ID: id}, leases.Resource{ID: b.desc.Digest.String(), Type: "content"}); err != nil {
-		return false, err
-	}
-	if err = b.i.store.Link(ctx, b.desc.Digest, b.i.dir); err == nil || !errdefs.IsNotFound(err) && !errors.Is(err, os.ErrNotExist) {
+	if err = b.i.store.Link(b.i.ctx, b.desc.Digest, b.i.dir); err == nil || !errdefs.IsNotFound(err) && !errors.Is(err, os.ErrNotExist) {
 		return err == nil, err
 	}
-	b.w, err = b.i.store.Early(ctx, b.desc, b.i.dir)
+	b.w, err = b.i.store.Early(b.i.ctx, b.desc, b.i.dir)
 	return false, err
 }
 

@@ -200,7 +200,7 @@ func (r *run) unpack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = localstore.Unpack(ctx, r.client, client.NewImage(r.client, found), cmp.Or(r.info.Snapshotter, "overlayfs"))
+	err = localstore.Unpack(ctx, r.client, client.NewImage(r.client, found), cmp.Or(r.info.Snapshotter, "overlayfs"), nil)
 	r.result.UnpackSeconds = time.Since(began).Seconds()
 	return err
 }

@@ -233,14 +233,15 @@ func Tag(ctx context.Context, c *client.Client, name string, target ocispec.Desc
 	}
 }
 
-// Unpack makes an image in containerd ready to run, unless it is. GPU state in blobs is not unpacked. The checkpoint's
+// Unpack makes an image in containerd ready to run, unless it is. What by has just written is not digested
+// once more; nil: nothing was. GPU state in blobs is not unpacked. The checkpoint's
 // layers are unpacked several at once, for a snapshotter that puts layers together afterwards (overlayfs, from containerd 2.2 on). Those
 // below are unpacked one by one: several at once, containerd gives a directory that an archive lacks its own mode,
 // and not that of the layers below.
-func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string) (err error) {
+func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshotter string, by *Store) (err error) {
 	unpacked, err := image.IsUnpacked(ctx, snapshotter)
 	if err == nil && !unpacked {
-		err = unpackAll(ctx, c, image, snapshotter)
+		err = unpackAll(ctx, c, image, snapshotter, by)
 	}
 	if err != nil {
 		return fmt.Errorf("unpack the image: %w", err)
@@ -248,7 +249,7 @@ func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshott
 	return nil
 }
 
-func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapshotter string) error {
+func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapshotter string, by *Store) error {
 	if !images.IsManifestType(image.Target().MediaType) {
 		return image.Unpack(ctx, snapshotter)
 	}
@@ -274,7 +275,7 @@ func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapsh
 		SnapshotterKey:          snapshotter,
 		Snapshotter:             c.SnapshotService(snapshotter),
 		SnapshotterCapabilities: capabilities,
-		Applier:                 applier{c.DiffService(), Content(ctx, c)},
+		Applier:                 applier{c.DiffService(), Content(ctx, c), by},
 	}))
 	if err != nil {
 		return err
@@ -292,6 +293,7 @@ func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapsh
 type applier struct {
 	diff.Applier
 	store content.Provider
+	by    *Store
 }
 
 // Apply unpacks a layer into mounts, and returns what it is as an archive.
@@ -301,7 +303,7 @@ func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount
 	}
 	var made ocispec.Descriptor
 	into := func(root string) (err error) {
-		made, err = unpackFiles(ctx, a.store, d, filepath.Join(root, checkpoint.ImageDir))
+		made, err = a.unpackFiles(ctx, d, filepath.Join(root, checkpoint.ImageDir))
 		return err
 	}
 	if dir := upper(mounts); dir != "" {
@@ -327,44 +329,69 @@ func upper(mounts []mount.Mount) string {
 }
 
 // unpackFiles unpacks a layer of a checkpoint, files in one directory, into a directory that may be there.
-func unpackFiles(ctx context.Context, store content.Provider, d ocispec.Descriptor, dir string) (made ocispec.Descriptor, err error) {
+func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, dir string) (made ocispec.Descriptor, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return made, err
 	}
-	blob, err := store.ReaderAt(ctx, d)
+	blob, err := a.store.ReaderAt(ctx, d)
 	if err != nil {
 		return made, err
 	}
 	defer blob.Close()
+	made.MediaType = ocispec.MediaTypeImageLayer
+	file := func(name string, size int64, write func(*os.File) error) error {
+		made.Size += size
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		if err == nil {
+			err = errors.Join(write(f), f.Close())
+		}
+		return err
+	}
+	if d.MediaType == ocispec.MediaTypeImageLayer {
+		digested := make(chan error, 1)
+		go func() {
+			var err error
+			made.Digest, err = a.plainDigest(d, blob)
+			digested <- err
+		}()
+		whole := io.NewSectionReader(blob, 0, blob.Size())
+		err = checkpoint.ReadLayer(whole, func(name string, size int64, _ io.Reader) error {
+			at, err := whole.Seek(0, io.SeekCurrent) // behind the header, see checkpoint.TarFiles
+			if err != nil {
+				return err
+			}
+			return file(name, size, func(f *os.File) error { return mmapfile.Copy(f, io.NewSectionReader(blob, at, size)) })
+		})
+		err = errors.Join(err, <-digested)
+		return made, err
+	}
 	archive, err := oci.Decompress(content.NewReader(blob), d.MediaType, runtime.NumCPU())
 	if err != nil {
 		return made, err
 	}
 	defer archive.Close()
-	whole, plain, digested := io.Reader(archive), digest.Canonical.Digester(), make(chan error, 1)
-	if d.MediaType == ocispec.MediaTypeImageLayer { // what is not compressed can be digested by another processor
-		go func() {
-			_, err := io.Copy(plain.Hash(), content.NewReader(blob))
-			digested <- err
-		}()
-	} else {
-		whole = io.TeeReader(archive, plain.Hash())
-		digested <- nil
-	}
+	plain := digest.Canonical.Digester()
+	whole := io.TeeReader(archive, plain.Hash())
 	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
-		if err == nil {
+		return file(name, size, func(f *os.File) error {
 			to := mmapfile.NewWriter(f, 0)
-			_, err = io.CopyN(to, r, size)
-			made.Size += size
-			err = errors.Join(err, to.Close(), f.Close())
-		}
-		return err
+			_, err := io.CopyN(to, r, size)
+			return errors.Join(err, to.Close())
+		})
 	})
 	if err == nil {
 		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
 	}
-	err = errors.Join(err, <-digested)
-	made.MediaType, made.Digest = ocispec.MediaTypeImageLayer, plain.Digest()
+	made.Digest = plain.Digest()
 	return made, err
+}
+
+// plainDigest returns the digest of a layer that is not compressed.
+func (a applier) plainDigest(d ocispec.Descriptor, blob content.ReaderAt) (digest.Digest, error) {
+	if a.by != nil {
+		if _, wrote := a.by.wrote.Load(d.Digest); wrote {
+			return d.Digest, nil
+		}
+	}
+	return digest.Canonical.FromReader(content.NewReader(blob))
 }

@@ -4,7 +4,10 @@
 package localstore
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,9 +16,49 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	checkpoint "github.com/gpuckpt/gpuckpt/images"
 )
+
+// one has one blob under all digests.
+type one struct{ *bytes.Reader }
+
+func (o one) Close() error { return nil }
+
+func (o one) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) { return o, nil }
+
+// What is unpacked is called by the digest that it has, and not by the one that it should have, unless its bytes have
+// been digested just now, on their way into the store.
+func TestUnpackFilesDigest(t *testing.T) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: checkpoint.ImageDir + "/pages-1.img", Size: 6, Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte("memory")); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromString("another"), Size: int64(layer.Len())}
+	wrote := new(Store)
+	wrote.wrote.Store(d.Digest, true)
+	for by, want := range map[*Store]digest.Digest{nil: digest.FromBytes(layer.Bytes()), new(Store): digest.FromBytes(layer.Bytes()), wrote: d.Digest} {
+		dir := t.TempDir()
+		made, err := applier{store: one{bytes.NewReader(layer.Bytes())}, by: by}.unpackFiles(t.Context(), d, dir)
+		if err != nil || made.Digest != want {
+			t.Errorf("it is %s, %v; want %s", made.Digest, err, want)
+		}
+		if data, err := os.ReadFile(filepath.Join(dir, "pages-1.img")); err != nil || string(data) != "memory" {
+			t.Errorf("the file has %q, %v", data, err)
+		}
+	}
+}
 
 // A containerd that is away is waited for once, and not by each step of what is undone for it.
 func TestOutlastWaitsOnce(t *testing.T) {

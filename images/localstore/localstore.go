@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
@@ -37,7 +38,8 @@ import (
 // beforehand go there; all else is containerd's answer.
 type Store struct {
 	content.Store
-	blobs string // the directory of the blobs with digests of digest.Canonical
+	blobs string   // the directory of the blobs with digests of digest.Canonical
+	wrote sync.Map // the digests of the blobs that were written here
 }
 
 // Open returns the store whose directory is root, the export "root" of containerd's content plugin,
@@ -162,10 +164,15 @@ type writer struct {
 	size     int64
 }
 
-// Write appends to the blob.
+// Write appends to the blob. After an error its digest is of no use until Truncate.
 func (w *writer) Write(p []byte) (int, error) {
+	digested := make(chan struct{})
+	go func() {
+		w.digester.Hash().Write(p)
+		close(digested)
+	}()
 	n, err := w.to.Write(p)
-	w.digester.Hash().Write(p[:n])
+	<-digested
 	w.size += int64(n)
 	return n, err
 }
@@ -251,6 +258,7 @@ func (w *writer) place(d digest.Digest) error {
 		}
 		return err
 	}
+	w.store.wrote.Store(d, true)
 	return dir.Sync()
 }
 

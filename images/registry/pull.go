@@ -50,10 +50,11 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 	}
 	defer func() { err = errors.Join(err, end(err == nil)) }()
 	image := cimages.Image{Name: s.Ref, Target: s.Image}
-	fetch, err := s.handler(localstore.Outlasting(c), sync.OnceValue(func() *localstore.Store {
-		local, _ := localstore.Of(ctx, c) // what it needs, the manifest, is there
-		return local
-	}), client.NewImage(c, image).Platform())
+	local := sync.OnceValue(func() *localstore.Store {
+		store, _ := localstore.Of(ctx, c) // what it needs, the manifest, is there
+		return store
+	})
+	fetch, err := s.handler(localstore.Outlasting(c), local, client.NewImage(c, image).Platform())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -70,7 +71,7 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 		return nil, nil, err
 	}
 	if snapshotter != "" {
-		if err := localstore.Unpack(ctx, c, pulled, snapshotter); err != nil {
+		if err := localstore.Unpack(ctx, c, pulled, snapshotter, local()); err != nil {
 			return nil, nil, err
 		}
 	}

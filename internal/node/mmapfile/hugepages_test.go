@@ -5,7 +5,9 @@ package mmapfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"math/rand"
 	"os"
 	"path/filepath"
@@ -129,6 +131,35 @@ func TestWriterNoRoom(t *testing.T) {
 	}
 	if info, err := f.Stat(); err != nil || info.Size() != int64(n) {
 		t.Errorf("the file has %d bytes of %d, %v", info.Size(), n, err)
+	}
+}
+
+// A copy has what the reader has, in huge pages. A reader that ends early is an error, and so is a file system without
+// room.
+func TestCopy(t *testing.T) {
+	data := make([]byte, 2*windowBytes+3*HugePage+4711)
+	rand.New(rand.NewSource(1)).Read(data)
+	f := withoutHugePages(t)
+	if err := Copy(f, io.NewSectionReader(bytes.NewReader(data), 0, int64(len(data)))); err != nil {
+		t.Fatal(err)
+	}
+	mem, unmap, err := File(f, uint64(len(data)), unix.PROT_READ)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unmap()
+	info, err := f.Stat()
+	if err != nil || info.Size() != int64(len(data)) || !bytes.Equal(mem, data) {
+		t.Errorf("it has other bytes, of %d, %v", info.Size(), err)
+	}
+	if kib, want := mappedHuge(t, mem), (len(data)/HugePage)*HugePage>>10; kib != uint64(want) {
+		t.Errorf("%d KiB are huge pages, want %d", kib, want)
+	}
+	if err := Copy(withoutHugePages(t), io.NewSectionReader(bytes.NewReader(data), 0, int64(len(data))+1)); !errors.Is(err, io.EOF) {
+		t.Errorf("a reader that ends early: %v", err)
+	}
+	if err := Copy(small(t, 0), io.NewSectionReader(bytes.NewReader(data), 0, int64(len(data)))); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("without room: %v", err)
 	}
 }
 

@@ -7,10 +7,14 @@
 package mmapfile
 
 import (
+	"cmp"
 	"errors"
+	"io"
 	"os"
+	"runtime"
 	"unsafe"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -166,4 +170,36 @@ func (w *Writer) Close() error {
 		return w.f.Truncate(w.at)
 	}
 	return nil
+}
+
+// Copy writes all that a reader has into an empty file, which stays open. If the file is in memory, all processors
+// do, into huge pages.
+func Copy(f *os.File, from *io.SectionReader) error {
+	if from.Size() < 2*windowBytes || !InMemory(f) {
+		to := NewWriter(f, 0)
+		_, err := io.Copy(to, from)
+		return errors.Join(err, to.Close())
+	}
+	if err := f.Truncate(from.Size()); err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU())
+	for at := int64(0); at < from.Size(); at += windowBytes {
+		group.Go(func() error {
+			mem, unmap, err := mapPart(f, at, uint64(min(windowBytes, from.Size()-at)), unix.PROT_READ|unix.PROT_WRITE)
+			if err != nil {
+				return err
+			}
+			defer unmap()
+			if err := Populate(mem); err != nil {
+				return &os.PathError{Op: "write", Path: f.Name(), Err: err}
+			}
+			if n, err := from.ReadAt(mem, at); n < len(mem) {
+				return cmp.Or(err, io.ErrUnexpectedEOF)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
