@@ -19,7 +19,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -255,13 +254,18 @@ func (i *Image) begin(snapshotter string) error {
 	if err != nil {
 		return err
 	}
-	// Nothing is restored before the layers are here, of which each takes one processor: half are theirs until then.
-	most := int64(max(i.src.Parallel, 2))
-	turns := semaphore.NewWeighted(most)
-	turns.TryAcquire(most / 2)
-	release := sync.OnceFunc(func() { turns.Release(most / 2) })
-	defer release()
 	i.group.Go(func() error {
+		// Half of the processors are for the layers, and for what makes the container, until the restore has begun.
+		most := int64(max(i.src.Parallel, 2))
+		turns := semaphore.NewWeighted(most)
+		turns.TryAcquire(most / 2)
+		go func() {
+			select {
+			case <-i.feed.Heard():
+			case <-i.ctx.Done(): // as when all blobs are here
+			}
+			turns.Release(most / 2)
+		}()
 		for _, b := range missing {
 			failed := turns.Acquire(i.ctx, 1)
 			i.group.Go(func() error {
@@ -280,7 +284,6 @@ func (i *Image) begin(snapshotter string) error {
 	if err := localstore.Unpack(i.ctx, i.c, i.Image, snapshotter, i.store); err != nil {
 		return err
 	}
-	release()
 	top, err := i.topmost(snapshotter)
 	if err != nil {
 		return err
