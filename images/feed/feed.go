@@ -56,8 +56,6 @@ type Feed struct {
 	notes []note
 	more  chan struct{} // closed, and replaced, when there is another note
 	over  bool          // see Close
-	heard chan struct{} // closed when there is a Source
-	once  sync.Once     // closes it
 
 	path     string
 	listener *net.UnixListener // nil while it does not serve
@@ -66,10 +64,7 @@ type Feed struct {
 }
 
 // New makes a feed that serves nobody yet.
-func New() *Feed { return &Feed{more: make(chan struct{}), heard: make(chan struct{})} }
-
-// Heard returns what is closed once a Source has opened the feed.
-func (f *Feed) Heard() <-chan struct{} { return f.heard }
+func New() *Feed { return &Feed{more: make(chan struct{})} }
 
 // Serve serves in a directory that only root can enter, until Close. blobs is that of images.OpenImage.
 // A socket that a feed has left there is replaced.
@@ -120,7 +115,6 @@ func (f *Feed) serve(listener *net.UnixListener, blobs string) {
 		if err != nil {
 			return // it is closed
 		}
-		f.once.Do(func() { close(f.heard) })
 		f.mu.Lock()
 		f.sources = append(f.sources, c)
 		if f.over { // Close has looked already

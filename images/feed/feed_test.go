@@ -347,25 +347,3 @@ func TestOpenWhileItCloses(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-// Whoever fetches learns when somebody waits for it.
-func TestHeard(t *testing.T) {
-	dir := t.TempDir()
-	f := serving(t, dir, "/")
-	defer f.Close()
-	select {
-	case <-f.Heard():
-		t.Error("it is heard before there is a source")
-	default:
-	}
-	s, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	select {
-	case <-f.Heard():
-	case <-time.After(10 * time.Second):
-		t.Error("nobody has heard it")
-	}
-}

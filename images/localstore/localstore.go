@@ -133,7 +133,7 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 		return nil, errors.Join(err, f.Close())
 	}
 	return &writer{
-		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(),
+		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(), early: true,
 	}, nil
 }
 
@@ -162,17 +162,20 @@ type writer struct {
 	to       *mmapfile.Writer // writes the file
 	digester digest.Digester
 	size     int64
+	early    bool // one of many at once: it takes no second processor
 }
 
 // Write appends to the blob. After an error its digest is of no use until Truncate.
 func (w *writer) Write(p []byte) (int, error) {
-	digested := make(chan struct{})
-	go func() {
-		w.digester.Hash().Write(p)
-		close(digested)
-	}()
+	var digested sync.WaitGroup
+	digest := func() { w.digester.Hash().Write(p) }
+	if w.early {
+		digest()
+	} else {
+		digested.Go(digest)
+	}
 	n, err := w.to.Write(p)
-	<-digested
+	digested.Wait()
 	w.size += int64(n)
 	return n, err
 }
