@@ -4,6 +4,7 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -102,6 +103,22 @@ func (r *away) goesOn(t *testing.T, id string) {
 	k.Expect(t, "verify", "bad=0")
 	k.Expect(t, "count", "102")
 	k.MustRemove(t)
+}
+
+// begins waits until the restore of a container has begun: it has a task, or one whose shim does not answer until it is
+// restored.
+func (r *away) begins(t *testing.T, id string) {
+	t.Helper()
+	harness.Within(t, "the restore begins", func() bool {
+		k, err := r.c.Client().LoadContainer(t.Context(), id)
+		if err != nil {
+			return false
+		}
+		soon, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = k.Task(soon, nil)
+		return err == nil || soon.Err() != nil
+	})
 }
 
 // gone expects that nothing runs, and that the image has no name.
@@ -282,17 +299,7 @@ func TestInterruptedArrival(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-waits
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		k, err := r.c.Client().LoadContainer(t.Context(), "interrupted")
-		if err == nil {
-			if _, err = k.Task(t.Context(), nil); err == nil {
-				break
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the restore does not begin: %s", errs.String())
-		}
-	}
+	r.begins(t, "interrupted")
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}

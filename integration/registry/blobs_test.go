@@ -248,17 +248,7 @@ func TestKilledArrival(t *testing.T) {
 		case err := <-ended:
 			t.Fatalf("it has not waited for a blob: %v: %s", err, errs.String())
 		}
-		for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			k, err := r.c.Client().LoadContainer(t.Context(), id)
-			if err == nil {
-				if _, err = k.Task(t.Context(), nil); err == nil {
-					break
-				}
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("the restore does not begin: %s", errs.String())
-			}
-		}
+		r.begins(t, id)
 		harness.Within(t, "the other blobs are here", func() bool {
 			for _, b := range r.gpu[:last] {
 				if !has(t, r.c, b.Digest) {
