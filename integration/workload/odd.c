@@ -47,6 +47,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -754,6 +755,7 @@ static void child_in(int namespace)
 
 static void own_network(void) { child_in(CLONE_NEWNET); }
 static void own_time(void) { child_in(CLONE_NEWTIME); }
+static void own_children(void) { child_in(CLONE_NEWPID); }
 
 static void covered_directory(void)
 {
@@ -1422,12 +1424,15 @@ static const char *appended_pipe_same(void)
 // also while the machine sleeps.
 static void repeating_timers(void)
 {
+	struct itimerspec seldom = {{0, 100000000}, {0, 100000000}};
+	c = (int)must(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
+	must(timerfd_settime(c, 0, &seldom, NULL));
 	struct itimerspec often = {{0, 10000000}, {0, 10000000}}, late = {{0, 0}, {100000, 0}};
 	a = (int)must(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
 	must(timerfd_settime(a, 0, &often, NULL));
 	b = (int)must(timerfd_create(CLOCK_BOOTTIME, TFD_NONBLOCK));
 	must(timerfd_settime(b, 0, &late, NULL));
-	usleep(50000);
+	usleep(1050000);
 }
 
 static const char *repeating_timers_same(void)
@@ -1441,13 +1446,49 @@ static const char *repeating_timers_same(void)
 	for (int i = 0; i < 2; i++)
 		if (poll(&comes, 1, 5000) != 1 || read(a, &times, sizeof times) != sizeof times)
 			return "it stands still";
-	usleep(50000); // its time comes again before the next checkpoint
+	if (read(c, &times, sizeof times) != sizeof times || times < 10)
+		return "it came less often";
+	usleep(1050000); // its time comes again before the next checkpoint
 	return "same";
 }
 
-// A program has its own memory open as a file, as Julia has it, and its own score for the kernel that ends programs.
+// Timers with an absolute time, of each clock.
+static struct {
+	clockid_t clock;
+	int timer;
+	struct itimerspec ends;
+} absolute[] = {{.clock = CLOCK_MONOTONIC}, {.clock = CLOCK_BOOTTIME}, {.clock = CLOCK_REALTIME}};
+
+static void absolute_timers(void)
+{
+	for (size_t i = 0; i < sizeof absolute / sizeof *absolute; i++) {
+		must(clock_gettime(absolute[i].clock, &absolute[i].ends.it_value));
+		absolute[i].ends.it_value.tv_sec += 1000;
+		absolute[i].timer = (int)must(timerfd_create(absolute[i].clock, 0));
+		must(timerfd_settime(absolute[i].timer, TFD_TIMER_ABSTIME, &absolute[i].ends, NULL));
+	}
+}
+
+static const char *absolute_timers_same(void)
+{
+	for (size_t i = 0; i < sizeof absolute / sizeof *absolute; i++) {
+		struct timespec now, end = absolute[i].ends.it_value;
+		struct itimerspec left;
+		must(clock_gettime(absolute[i].clock, &now));
+		must(timerfd_gettime(absolute[i].timer, &left));
+		double early = difftime(end.tv_sec, now.tv_sec) - difftime(left.it_value.tv_sec, 0) + (double)(end.tv_nsec - now.tv_nsec - left.it_value.tv_nsec) / 1e9;
+		if (early > 0.01)
+			return "it ends too early";
+	}
+	return "same";
+}
+
+// A program has its own memory open as a file, as Julia has it, and its own score for the kernel that ends programs,
+// and more of its own that it may write to.
 static void own_memory(void)
 {
+	must(open("/proc/self/sched", O_RDWR));
+	must(open("/proc/self/attr/current", O_RDWR));
 	a = (int)must(open("/proc/self/mem", O_RDWR));
 	b = (int)must(open("/proc/self/oom_score_adj", O_WRONLY));
 }
@@ -1843,21 +1884,49 @@ static void open_terminal(void)
 	b = (int)must(ioctl(a, TIOCGPTPEER, O_RDWR | O_NOCTTY));
 }
 
+// On a terminal whose master reads in packets a line was typed, and half of another, and more was printed than the
+// terminal's own buffer takes.
+static char typed_text[6000];
+
+static void type(void)
+{
+	for (size_t i = 0; i < sizeof typed_text; i++)
+		typed_text[i] = (char)('a' + i % 26);
+	must(write(a, "a line\nhalf", 11));
+	must(write(b, typed_text, sizeof typed_text) - (ssize_t)sizeof typed_text);
+	usleep(50000);
+}
+
 static void typed(void)
 {
+	struct termios t;
+	int on = 1;
 	open_terminal();
-	must(write(a, "typed", 5));
+	must(tcgetattr(b, &t));
+	t.c_lflag &= (tcflag_t)~ECHO;
+	must(tcsetattr(b, TCSANOW, &t));
+	must(ioctl(a, TIOCPKT, &on));
+	type();
 }
 
 static const char *typed_same(void)
 {
-	static int asked;
-	char line[16] = "";
-	if (!asked++) // before the checkpoint
-		return "same";
-	must(write(a, "\n", 1));
-	must(read(b, line, sizeof line));
-	return !strcmp(line, "typed\n") ? "same" : "lost";
+	char packet[4096];
+	ssize_t n;
+	size_t got = 0;
+	struct pollfd typed = {b, POLLIN, 0}, more = {a, POLLIN, 0};
+	if (poll(&typed, 1, 2000) != 1 || (n = read(b, packet, sizeof packet)) != 7 || memcmp(packet, "a line\n", 7))
+		return "another line";
+	must(write(a, " of it\n", 7));
+	if (poll(&typed, 1, 2000) != 1 || (n = read(b, packet, sizeof packet)) != 11 || memcmp(packet, "half of it\n", 11))
+		return "another half";
+	for (; poll(&more, 1, 200) == 1 && (n = read(a, packet, sizeof packet)) > 0; got += (size_t)n - 1)
+		if (packet[0] || got + (size_t)n - 1 > sizeof typed_text || memcmp(packet + 1, typed_text + got, (size_t)n - 1))
+			return "another packet";
+	if (got != sizeof typed_text)
+		return "less was printed";
+	type(); // before the next checkpoint
+	return "same";
 }
 
 // How much can be read from a terminal, when the kernel has taken what was written.
@@ -1904,8 +1973,10 @@ static void full_terminal(void)
 	for (int i = 0; i < 26; i++)
 		text[i] = (char)('a' + i);
 	must(fcntl(b, F_SETFL, O_NONBLOCK));
-	while (write(b, text, sizeof text) == sizeof text)
-		printed += sizeof text;
+	for (int tries = 0; tries < 100; usleep(1000), tries++) // the kernel makes room a little later
+		for (ssize_t n; (n = write(b, text + printed % sizeof text, sizeof text - printed % sizeof text)) > 0; tries = 0)
+			printed += (size_t)n;
+	must((long)printed - 16384); // more than CRIU reads
 }
 
 static const char *full_terminal_same(void)
@@ -2248,6 +2319,7 @@ static const struct state {
 	{"raw-socket", raw_socket, NULL},
 	{"own-network", own_network, NULL},
 	{"own-time", own_time, NULL},
+	{"own-children", own_children, NULL},
 	{"covered-directory", covered_directory, NULL},
 	{"covered-file", covered_file, NULL},
 	{"own-overlay", own_overlay, NULL},
@@ -2295,6 +2367,7 @@ static const struct state {
 	{"process-directory", process_directory, NULL},
 	{"appended-pipe", appended_pipe, appended_pipe_same},
 	{"repeating-timers", repeating_timers, repeating_timers_same},
+	{"absolute-timers", absolute_timers, absolute_timers_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
 	{"ended-child", ended_child, ended_child_same},

@@ -29,7 +29,8 @@
 // A socket that is connected to a broadcast address is allowed to be: CRIU 4.2 sets SO_BROADCAST later.
 //
 // What waits to be read from a terminal CRIU reads, and writes back: as it is, without an echo, and only as much as
-// fits there. CRIU 4.2 writes it as one would type or print it.
+// fits there. CRIU 4.2 writes it as one would type or print it, and with a byte before it that a master in packet
+// mode (TIOCPKT) reads.
 //
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
@@ -55,6 +56,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
@@ -294,42 +296,135 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 	return result;
 }
 
+// plainly has a terminal take what is typed or printed as it is; lines stay lines.
+static void plainly(int fd, const struct termios *was, bool typed)
+{
+	static const int edits[] = { VERASE, VKILL, VEOF, VWERASE, VREPRINT, VLNEXT };
+	struct termios t = *was;
+
+	if (!typed) {
+		t.c_oflag &= (tcflag_t)~OPOST;
+		tcsetattr(fd, TCSANOW, &t);
+		return;
+	}
+	t.c_iflag &= (tcflag_t) ~(ISTRIP | INLCR | IGNCR | ICRNL | IUCLC | IXON | PARMRK);
+	t.c_lflag &= (tcflag_t) ~(ECHO | ECHONL | ISIG | IEXTEN);
+	for (size_t i = 0; i < sizeof(edits) / sizeof(*edits); i++)
+		t.c_cc[edits[i]] = _POSIX_VDISABLE;
+	tcsetattr(fd, TCSANOW, &t);
+}
+
+// put writes to a terminal what fits there, in pieces as large as the kernel finds most room for.
+static ssize_t put(int fd, const char *from, size_t size)
+{
+	enum { PIECE = 1000, TRIES = 100 };
+	int flags = fcntl(fd, F_GETFL), slave = -1, waits, before = -1, packets = 0, off = 0;
+	size_t done = 0;
+	struct termios was;
+
+	if (tcgetattr(fd, &was))
+		return -1;
+	bool typed = !ioctl(fd, TIOCGPKT, &packets); // at a master
+	if (packets)
+		ioctl(fd, TIOCPKT, &off); // it would be told of the settings
+	plainly(fd, &was, typed);
+	fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+	for (int tries = 0; done < size && tries < TRIES;) {
+		ssize_t n = syscall(SYS_write, fd, from + done, size - done < PIECE ? size - done : PIECE);
+		if (n > 0) {
+			done += (size_t)n;
+			tries = 0;
+		} else {
+			usleep(1000);
+			tries++;
+		}
+	}
+	fcntl(fd, F_SETFL, flags);
+	// The kernel takes what is typed a little later, by how the terminal is set then. It tells of whole lines alone.
+	if (typed && (slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK)) >= 0) {
+		for (int i = 0, same = 0; i < TRIES && same < 3 && !ioctl(slave, FIONREAD, &waits); i++) {
+			same = waits == before ? same + 1 : 0;
+			before = waits;
+			usleep(1000);
+		}
+		close(slave);
+	}
+	tcsetattr(fd, TCSANOW, &was);
+	if (packets)
+		ioctl(fd, TIOCPKT, &packets);
+	return done || !size ? (ssize_t)done : (errno = EAGAIN, -1);
+}
+
+// other_end opens the other end of a terminal, whose master CRIU has as well.
+static int other_end(int fd)
+{
+	enum { MOST = 4096 };
+	struct stat one, other;
+	int slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK), packets;
+
+	for (int master = 0; slave < 0 && !fstat(fd, &one) && master < MOST; master++) {
+		if (ioctl(master, TIOCGPKT, &packets) || (slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK)) < 0)
+			continue;
+		bool its = !fstat(slave, &other) && one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+		close(slave);
+		slave = its ? fcntl(master, F_DUPFD_CLOEXEC, 0) : -1;
+	}
+	return slave;
+}
+
+// drain reads all that waits at an end of a terminal: half a line too, and of a master in packet mode without the byte
+// that it reads before the rest.
+static ssize_t drain(int fd, struct termios was, char *to, size_t size)
+{
+	static char all[1 << 16];
+	struct termios t = was;
+	size_t got = 0;
+	int packets = 0, off = 0;
+	bool master = !ioctl(fd, TIOCGPKT, &packets), lines = !master && t.c_lflag & ICANON;
+	ssize_t n;
+
+	t.c_lflag &= (tcflag_t)~ICANON;
+	t.c_cc[VMIN] = 1;
+	t.c_cc[VTIME] = 0;
+	if (lines)
+		tcsetattr(fd, TCSANOW, &t);
+	if (packets)
+		ioctl(fd, TIOCPKT, &off);
+	while (got < sizeof(all) && (n = syscall(SYS_read, fd, all + got, sizeof(all) - got)) > 0)
+		got += (size_t)n;
+	if (packets)
+		ioctl(fd, TIOCPKT, &packets);
+	if (lines)
+		tcsetattr(fd, TCSANOW, &was);
+	if (got >= size) { // CRIU takes no more than that
+		int other = other_end(fd);
+		if (other >= 0) {
+			put(other, all, got);
+			close(other);
+		}
+		got = 0;
+	}
+	memcpy(to, all, got);
+	return got ? (ssize_t)got : (errno = EAGAIN, -1);
+}
+
 EXPORTED ssize_t read(int fd, void *to, size_t size)
 {
-	enum { CRIUS = 16384, MOST = 4090 }; // what CRIU asks a terminal for, and more than the kernel may tell waits
+	enum { CRIUS = 16384 }; // what CRIU asks a terminal for
 	struct termios t;
-	int waits = 0;
 
-	if (size == CRIUS && !ioctl(fd, FIONREAD, &waits) && waits >= MOST && !tcgetattr(fd, &t))
-		return errno = EAGAIN, -1;
-	return syscall(SYS_read, fd, to, size);
+	return size == CRIUS && !tcgetattr(fd, &t) ? drain(fd, t, to, size) : syscall(SYS_read, fd, to, size);
 }
 
 EXPORTED ssize_t write(int fd, const void *from, size_t size)
 {
-	struct termios was, plain;
-	int err = errno, before = 0, waits = 0;
+	struct termios t;
+	int err = errno;
 
-	if (tcgetattr(fd, &was)) {
-		errno = err;
-		return syscall(SYS_write, fd, from, size);
-	}
-	plain = was;
-	plain.c_iflag &= (tcflag_t) ~(ISTRIP | INLCR | IGNCR | ICRNL | IUCLC | IXON | PARMRK);
-	plain.c_oflag &= (tcflag_t)~OPOST;
-	plain.c_lflag &= (tcflag_t) ~(ECHO | ECHONL | ISIG | IEXTEN);
-	tcsetattr(fd, TCSANOW, &plain);
-	int slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK); // of a master alone
-	if (slave >= 0)
-		ioctl(slave, FIONREAD, &before);
-	ssize_t n = syscall(SYS_write, fd, from, size);
-	// The kernel takes what is typed a little later.
-	for (int i = 0; slave >= 0 && i < 100 && !ioctl(slave, FIONREAD, &waits) && waits - before < n; i++)
-		usleep(1000);
-	if (slave >= 0)
-		close(slave);
-	tcsetattr(fd, TCSANOW, &was);
-	return n;
+	if (!tcgetattr(fd, &t))
+		return put(fd, from, size);
+	errno = err;
+	return syscall(SYS_write, fd, from, size);
 }
 
 #ifdef __x86_64__

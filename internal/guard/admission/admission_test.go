@@ -583,17 +583,18 @@ func TestNetlink(t *testing.T) {
 // may its memory, also for writing, as Julia has its own.
 func TestKernelFile(t *testing.T) {
 	e := EntriesOf(specOfTest(), dumpOfTest(), host)
+	writable := []string{"/1/mem", "/1/task/1/mem", "/1/oom_score_adj", "/1/task/1/comm", "/1/attr/current", "/1/autogroup", "/1/sched", "/1/task/1/sched"}
 	for name, taken := range map[string]bool{
 		"/meminfo": true, "/1/status": true, "/1/fd": true, "/1/ns": true, "/1/map_files": true, "/1/task/1/fd": true, "/1/fdinfo": true,
 		"/2/fd": false, "/self/fd": false, "/thread-self/fd": false, "/01/fd": false, "/1/fd/3": false, "/1/fd/3/etc": false, "/1/task/1/fd/3": false,
 		"/1/task/x/fd": false, "/1/cwd": false, "/1/root": false, "/1/root/proc/1/fd": false, "/1/exe": false, "/1/mem": true, "/1/task/1/mem": true, "/2/mem": false, "/mem": false, "/1/ns/net": false,
-		"/1/oom_score_adj": true, "/1/task/1/comm": true, "/1/task/5/comm": false, "/2/oom_score_adj": true, "/oom_score_adj": true, "/1/setgroups": true, "/1/attr/current": true,
+		"/1/oom_score_adj": true, "/1/task/1/comm": true, "/1/task/5/comm": false, "/2/oom_score_adj": true, "/oom_score_adj": true, "/1/setgroups": true, "/1/attr/current": true, "/1/attr/../setgroups": true, "/1/autogroup": true, "/1/sched": true, "/1/task/1/sched": true, "/sched": true,
 		"/1/map_files/1000-2000": false, "/x/1/fd": false, "/1/fd/": false, "/fd": false, "/ns": false,
 	} {
 		if err := e.kernelFile(name, unix.O_RDONLY, false); (err == nil) != taken {
 			t.Errorf("%s: error %v", name, err)
 		}
-		if err := e.kernelFile(name, unix.O_RDWR, false); (err == nil) != slices.Contains([]string{"/1/mem", "/1/task/1/mem", "/1/oom_score_adj", "/1/task/1/comm"}, name) {
+		if err := e.kernelFile(name, unix.O_RDWR, false); (err == nil) != slices.Contains(writable, name) {
 			t.Errorf("%s, open for writing: error %v", name, err)
 		}
 	}

@@ -373,9 +373,9 @@ var magicLinks = []string{"fd", "cwd", "root", "exe", "map_files", "ns", "mem"}
 var ofProcess = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(fd|map_files|ns|mem)$`) })
 
 // writable matches what a process may write to of its own, or of another one of the container's: the kernel
-// asks for the rights of who writes, not of who has opened it.
+// asks for the rights of who writes, not of who has opened it. Who writes to "sched" has the kernel count anew.
 var writable = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(clear_refs|comm|coredump_filter|oom_adj|oom_score_adj|timerslack_ns)$`)
+	return regexp.MustCompile(`^/([0-9]+)(/task/[0-9]+)?/(attr/[a-z/]+|autogroup|clear_refs|comm|coredump_filter|oom_adj|oom_score_adj|sched|timerslack_ns)$`)
 })
 
 // ofThread matches what a thread has in /proc. When CRIU opens files, there are first threads alone.

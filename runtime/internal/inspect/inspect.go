@@ -21,6 +21,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,7 +153,7 @@ func allowanceOf(spec *specs.Spec) allowance {
 func (a allowance) has(capability uint) bool { return a.attainable&(1<<capability) != 0 }
 
 func (c *checker) process(p *process) error {
-	for _, check := range []func(*process) error{c.namespaces, c.cgroups, c.limits, c.places, c.sockets} {
+	for _, check := range []func(*process) error{c.namespaces, c.children, c.cgroups, c.limits, c.places, c.sockets} {
 		if err := check(p); err != nil {
 			return err
 		}
@@ -231,6 +233,25 @@ func (c *checker) limits(p *process) error {
 var kinds = map[specs.LinuxNamespaceType]string{
 	specs.PIDNamespace: "pid", specs.NetworkNamespace: "net", specs.IPCNamespace: "ipc", specs.UTSNamespace: "uts",
 	specs.MountNamespace: "mnt", specs.UserNamespace: "user", specs.CgroupNamespace: "cgroup",
+}
+
+// children refuses a thread whose children would be in another PID namespace than it is itself (unshare): CRIU restores
+// it without. The link is not there before the first child.
+func (c *checker) children(p *process) error {
+	if c.CRIU != 0 || !c.has(unix.CAP_SYS_ADMIN) {
+		return nil
+	}
+	for _, t := range p.threads {
+		dir := filepath.Join(c.Proc, strconv.Itoa(t.tid), "ns")
+		to, err := os.Readlink(filepath.Join(dir, "pid_for_children"))
+		if err == nil && to == p.namespaces["pid"] {
+			continue
+		}
+		if _, ended := os.Readlink(filepath.Join(dir, "uts")); ended == nil {
+			return errors.New("its children would be in a PID namespace of their own (unshare), which CRIU cannot dump: end it before the checkpoint")
+		}
+	}
+	return nil
 }
 
 // namespaces refuses a process in a namespace of the host's that the spec has one for, or in

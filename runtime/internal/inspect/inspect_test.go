@@ -422,6 +422,50 @@ func TestBeforeTheDump(t *testing.T) {
 	}
 }
 
+// A process whose children would be in another PID namespace, which is there or not yet, is refused before a dump. One
+// whose first thread has ended, and a program that cannot have done it, are not.
+func TestChildren(t *testing.T) {
+	for name, test := range map[string]struct {
+		link    string
+		lives   bool
+		refused bool
+	}{
+		"its own":     {"pid:[1000]", true, false},
+		"another one": {"pid:[4712]", true, true},
+		"none yet":    {"", true, true},
+		"ended":       {"", false, false},
+	} {
+		f, spec := newFake(t), restricted()
+		own, err := os.Readlink(filepath.Join(f.dir, "101/ns/pid"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.link == "pid:[1000]" {
+			test.link = own
+		}
+		f.link("100/ns/pid_for_children", own)
+		if test.link != "" {
+			f.link("101/ns/pid_for_children", test.link)
+		}
+		if !test.lives {
+			if err := os.Remove(filepath.Join(f.dir, "101/ns/uts")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check := func() error {
+			return Check(Container{Spec: spec, Rootfs: filepath.Join(f.dir, "rootfs"), PIDs: []int{100, 101}}, f.system())
+		}
+		if err := check(); err != nil {
+			t.Errorf("%s, without CAP_SYS_ADMIN: %v", name, err)
+		}
+		spec.Process.Capabilities.Bounding = append(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+		spec.Process.Capabilities.Permitted = append(spec.Process.Capabilities.Permitted, "CAP_SYS_ADMIN")
+		if err := check(); (err != nil) != test.refused || err != nil && !strings.Contains(err.Error(), "its children would be in a PID namespace") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
 // CRIU makes a user namespace, and enters none that is there.
 func TestUsersOfAPod(t *testing.T) {
 	f, spec := newFake(t), restricted()

@@ -97,6 +97,9 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 			return nil, err
 		}
 		t.ttys = t.ttys || len(ttys) > 0
+		if err := countTimers(pid); err != nil && !proc.Ended(err) {
+			return nil, err
+		}
 		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
 			return nil, err
 		}
@@ -112,6 +115,21 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 		err = t.outside(init, ours, mostOthers)
 	}
 	return t, err
+}
+
+// countTimers has the kernel count how often the time of each timer (timerfd) has come that repeats and was not
+// read since. It does so when it is asked what is left, and tells a reader of fdinfo, such as CRIU, of once.
+func countTimers(pid int) error {
+	timers, err := proc.OpenFiles(pid, "anon_inode:[timerfd]")
+	for fd := range timers {
+		timer, err := proc.CopyOf(pid, fd)
+		if err != nil {
+			continue // it has ended
+		}
+		_ = unix.TimerfdGettime(timer, new(unix.ItimerSpec)) // which it can
+		unix.Close(timer)
+	}
+	return err
 }
 
 // outside finds those of the container's sockets whose other ends other processes have. An end that
