@@ -307,14 +307,18 @@ func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
 }
 
-// openGate lets all threads of the restored processes run.
-func (k *restoring) openGate(context.Context) (uint64, error) {
+// openGate lets all threads of the restored processes run. Their memory is watched while CRIU and runc end: as
+// runc's shim does, when the program runs already.
+func (k *restoring) openGate(ctx context.Context) (uint64, error) {
 	k.since = time.Now()
-	err := k.gate.Open()
-	if err == nil {
-		err = k.awaitRunc()
+	if err := k.gate.Open(); err != nil {
+		return 0, err
 	}
-	return 0, err
+	// While mounts come and go, the kernel may leave out that of a version 1 hierarchy.
+	if err := k.s.oom.Add(k.c.id, k.c.cgroup.Load()); err != nil {
+		log.G(ctx).WithError(err).Warn("no events will tell of its memory")
+	}
+	return 0, k.awaitRunc()
 }
 
 // kill ends the restored processes. Those that wait at the gate are killed by CRIU's plugin, and
@@ -338,7 +342,7 @@ func (k *restoring) kill(ctx context.Context) error {
 	return k.c.removeHalf(k.watch)
 }
 
-// watchCgroup does what runc's service does for a container that it has started.
+// watchCgroup does what runc's service does for a container that it has started, but for OOM events.
 func (k *restoring) watchCgroup(ctx context.Context) (uint64, error) {
 	cg, err := host.CgroupOf(k.c.pid)
 	if errdefs.IsNotFound(err) {
@@ -355,10 +359,6 @@ func (k *restoring) watchCgroup(ctx context.Context) (uint64, error) {
 		if err := cg.RaiseOOMScores(*adj); err != nil {
 			return 0, err
 		}
-	}
-	// As runc's shim does: while mounts come and go, the kernel may leave out that of a version 1 hierarchy.
-	if err := k.s.oom.Add(k.c.id, cg); err != nil {
-		log.G(ctx).WithError(err).Warn("no events will tell of its memory")
 	}
 	return 0, nil
 }
