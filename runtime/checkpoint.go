@@ -162,11 +162,12 @@ type checkpointing struct {
 	keeps  bool // all TCP connections are to be restored open, of dumpStaying
 	holds  bool // they take nothing, of dumpStaying
 
-	sealer   *trust.Sealer    // of preflight
-	metadata *images.Metadata // of preflight
-	memory   *pages.Dump      // of save
-	dumped   *criu.Images     // of dump
-	writer   *gpustate.Writer // of dump
+	sealer   *trust.Sealer         // of preflight
+	metadata *images.Metadata      // of preflight
+	memory   *pages.Dump           // of save
+	dumped   *criu.Images          // of dump
+	tree     func() ([]int, error) // of dump: the container's, which stands still
+	writer   *gpustate.Writer      // of dump
 }
 
 // withoutCUDA checkpoints a container that does not use CUDA, without the cost of steps. A container
@@ -437,12 +438,12 @@ func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
 	if k.keeps, err = (criu.Settings{Bundle: k.c.bundle, View: view}).KeepsConnections(); err != nil {
 		return err
 	}
-	k.dumped = criu.Open(k.images.Path)
+	k.dumped, k.tree = criu.Open(k.images.Path), sync.OnceValues(k.c.tree)
 	if k.holds = k.keeps && k.opts.Exit; k.holds {
 		pids, _ := k.c.pids() // of one that has ended there are none
 		criu.HoldConnections(pids)
 	}
-	err = k.s.dump(ctx, k.c, k.images.Path, k.dumped.Set, k.opts, k.read, k.memory, inspected)
+	err = k.runCRIU(ctx, inspected)
 	if err == nil && k.holds {
 		err = criu.RestoreReleased(k.dumped.Set)
 	}
@@ -455,10 +456,10 @@ func (k *checkpointing) dumpStaying(ctx context.Context) (err error) {
 	if err := names.Numbers(dumped); err != nil {
 		return err
 	}
-	if err := names.Sockets(ctx, dumped, k.c.tree); err != nil {
+	if err := names.Sockets(ctx, dumped, k.tree); err != nil {
 		return err
 	}
-	return names.Removed(ctx, dumped, k.c.pid, k.c.tree)
+	return names.Removed(ctx, dumped, k.c.pid, k.tree)
 }
 
 // release has the connections of a container that was to end, and goes on, take what comes. It is best while
@@ -554,15 +555,16 @@ func (s *Service) endLost(ctx context.Context, c *container, err error) error {
 	return fmt.Errorf("the container has ended: %w", err)
 }
 
-// dump runs runc's checkpoint with this shim's CRIU settings, and says what
+// runCRIU runs runc's checkpoint with this shim's CRIU settings, and says what
 // CRIU had to say when it fails. A dump that has begun is not given up: CRIU has
 // code of its own in the processes then, and would go on without runc. It waits until they are inspected.
-func (s *Service) dump(ctx context.Context, c *container, images string, dumped *image.Set, opts *options.CheckpointOptions, read config.Source, memory *pages.Dump, inspected func() error) error {
-	view, err := read()
+func (k *checkpointing) runCRIU(ctx context.Context, inspected func() error) error {
+	c, images, dumped := k.c, k.images.Path, k.dumped.Set
+	view, err := k.read()
 	if err != nil {
 		return err
 	}
-	locks, err := filelocks.Find(c.pid, c.tree)
+	locks, err := filelocks.Find(c.pid, k.tree)
 	if err != nil {
 		return err
 	}
@@ -572,7 +574,7 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	programs, err := tmpfs.Install(c.bundle, images)
 	var tell *told.Told
 	if err == nil {
-		tell, err = told.Look(c.pid, c.tree)
+		tell, err = told.Look(c.pid, k.tree)
 	}
 	if err := inspected(); err != nil {
 		return fmt.Errorf("its own restore would refuse it: %w", err)
@@ -591,17 +593,17 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if err != nil {
 		return err
 	}
-	memory.Begin()
-	with, err := tell.Environment(memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)))
+	k.memory.Begin()
+	with, err := tell.Environment(k.memory.Environment(criu.WithPath(context.WithoutCancel(ctx), view.CRIU.Path, programs)))
 	if err != nil {
 		return back(err)
 	}
 	hidden := beside(func() error {
 		image.Warm(true)
-		return locks.Hidden(c.tree)
+		return locks.Hidden(k.tree)
 	})
 	watch := criu.StartWatch(ctx, c.id, false, view.CRIUTimeout())
-	err = s.runcDump(with, c, images, opts)
+	err = k.s.runcDump(with, c, images, k.opts)
 	none := hidden()
 	if err = watch.Stop(err); err != nil {
 		if err = dumpLog.Explain(err); adapt.IsUnsent(err) {
@@ -623,17 +625,17 @@ func (s *Service) dump(ctx context.Context, c *container, images string, dumped 
 	if n := len(tell.Closed); n > 0 {
 		log.G(ctx).WithField("connections", tell.Closed[:min(n, 16)]).Infof("%d Unix sockets come back closed: their other ends are outside of the container", n)
 	}
-	if err := memory.Complete(); err != nil {
+	if err := k.memory.Complete(); err != nil {
 		return err
 	}
-	if err := openfiles.Save(images, dumped, c.pid, c.tree); err != nil {
+	if err := openfiles.Save(images, dumped, c.pid, k.tree); err != nil {
 		return err
 	}
-	lacks, err := scheduling.Save(images, c.tree)
+	lacks, err := scheduling.Save(images, k.tree)
 	if err != nil {
 		return err
 	}
-	return c.noteDifferent(ctx, images, dumped, len(tell.Closed), lacks)
+	return k.noteDifferent(ctx, len(tell.Closed), lacks)
 }
 
 // unlockNetwork removes from the container's network what a CRIU that was killed keeps packets away with.
@@ -649,8 +651,9 @@ func (c *container) unlockNetwork(ctx context.Context) {
 }
 
 // noteDifferent notes what of a container whose dump is made comes back different.
-func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image.Set, closed int, lacks []string) (err error) {
-	if c.different, err = different.Look(dumped, c.pid, c.tree); err != nil { // it reads what the restore will
+func (k *checkpointing) noteDifferent(ctx context.Context, closed int, lacks []string) (err error) {
+	c := k.c
+	if c.different, err = different.Look(k.dumped.Set, c.pid, k.tree); err != nil { // it reads what the restore will
 		return fmt.Errorf("its own restore would refuse it: %w", err)
 	}
 	c.different = append(c.different, lacks...)
@@ -660,7 +663,7 @@ func (c *container) noteDifferent(ctx context.Context, dir string, dumped *image
 	if len(c.different) > 0 {
 		log.G(ctx).WithField("different", c.different).Warn("a restore brings back most, and this different")
 	}
-	return different.Save(dir, c.different)
+	return different.Save(k.images.Path, c.different)
 }
 
 // inspect refuses processes that a restore would refuse.

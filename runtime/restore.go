@@ -77,6 +77,7 @@ type restoring struct {
 	sockets openfiles.Sockets
 	systemV openfiles.SystemV
 	watches told.Watches
+	hold    *criu.Hold
 	gate    *criu.Gate
 	inside  map[int]int // of inspect: the processes by their own pids, as proc.Inside has them
 	watch   *criu.Watch
@@ -127,8 +128,9 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	steps := []sequence.Step{
+		{Name: "start runc", Do: k.startRunc, Back: "kill", Undo: k.kill},
 		{Name: "copy images", Do: k.copyImages},
-		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
+		{Name: "restore processes", Do: k.restoreProcesses},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
 		{Name: "inspect", Do: k.inspect},
@@ -138,6 +140,10 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	defer k.gate.Close()
+	if k.hold, err = criu.NewHold(c.bundle); err != nil {
+		return nil, err
+	}
+	defer k.hold.Close()
 	if gpu := c.restore.gpu; gpu != nil {
 		q.Journal = &c.journal
 		// Before there is a process that could change anything.
@@ -158,6 +164,18 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, sequence.Join(err, k.from.RemoveLogs())
 	}
 	return k.resp, nil
+}
+
+// startRunc starts runc, which takes as long for its own work as a small checkpoint for its copy. CRIU is held
+// before it does anything, and finds no images yet.
+func (k *restoring) startRunc(ctx context.Context) (uint64, error) {
+	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})
+	go func() {
+		defer close(k.started)
+		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, tmpfs.Programs(k.c.bundle)), k.c.bundle)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
+	}()
+	return 0, nil
 }
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
@@ -192,7 +210,7 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
 }
 
-// restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
+// restoreProcesses lends CRIU the images, and lets it go. It returns when CRIU has restored the processes
 // and holds each of their threads. CRIU is not given up once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	bytes, err := imagedir.Size(k.c.restore.images())
@@ -201,34 +219,27 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	}
 	k.within = criu.Patience(k.view.CRIUTimeout(), bytes)
 	k.since = time.Now()
-	programs, err := tmpfs.Install(k.c.bundle, k.from.Images.Path())
-	if err != nil {
+	if _, err := tmpfs.Install(k.c.bundle, k.from.Images.Path()); err != nil {
 		return 0, err
 	}
 	flushed := k.c.journal.FlushBeside()
-	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})
+	if err := k.hold.Release(k.from.Images, k.from.Ended, k.from.Free); err != nil {
+		return 0, err
+	}
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
-		defer close(k.started)
-		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle, k.from.Ended, k.from.Free)
-		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
+		<-k.started
 		cancel(errors.New("CRIU ended"))
 	}()
-	if pid, err := k.gate.Await(ended, k.within); err == nil {
-		k.c.pid = pid
-		k.first, _ = unix.PidfdOpen(pid, 0) // where that fails, so will a step before the gate opens
-		// From here on there is something that a crash would leave.
-		if err := flushed(); err != nil {
-			return 0, sequence.Join(err, k.kill(context.WithoutCancel(ctx)))
-		}
-	} else {
+	pid, err := k.gate.Await(ended, k.within)
+	if err != nil {
 		k.gate.Close()
-		if rerr := k.awaitRunc(); rerr != nil {
-			return 0, rerr // which is why CRIU's plugin did not come
-		}
-		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
+		return 0, cmp.Or(k.awaitRunc(), err) // of the first, why CRIU's plugin did not come
 	}
-	return bytes, nil
+	k.c.pid = pid
+	k.first, _ = unix.PidfdOpen(pid, 0) // where that fails, so will a step before the gate opens
+	// From here on there is something that a crash would leave.
+	return bytes, flushed()
 }
 
 // awaitRunc waits until runc and CRIU have ended, and ends a CRIU whose time is over. On an error
@@ -296,14 +307,18 @@ func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
 }
 
-// openGate lets all threads of the restored processes run.
-func (k *restoring) openGate(context.Context) (uint64, error) {
+// openGate lets all threads of the restored processes run. Their memory is watched while CRIU and runc end: as
+// runc's shim does, when the program runs already.
+func (k *restoring) openGate(ctx context.Context) (uint64, error) {
 	k.since = time.Now()
-	err := k.gate.Open()
-	if err == nil {
-		err = k.awaitRunc()
+	if err := k.gate.Open(); err != nil {
+		return 0, err
 	}
-	return 0, err
+	// While mounts come and go, the kernel may leave out that of a version 1 hierarchy.
+	if err := k.s.oom.Add(k.c.id, k.c.cgroup.Load()); err != nil {
+		log.G(ctx).WithError(err).Warn("no events will tell of its memory")
+	}
+	return 0, k.awaitRunc()
 }
 
 // kill ends the restored processes. Those that wait at the gate are killed by CRIU's plugin, and
@@ -317,6 +332,7 @@ func (k *restoring) kill(ctx context.Context) error {
 		return k.s.kill(ctx, k.c)
 	default:
 	}
+	k.hold.Close()
 	k.gate.Close()
 	<-k.started
 	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err == nil {
@@ -326,7 +342,7 @@ func (k *restoring) kill(ctx context.Context) error {
 	return k.c.removeHalf(k.watch)
 }
 
-// watchCgroup does what runc's service does for a container that it has started.
+// watchCgroup does what runc's service does for a container that it has started, but for OOM events.
 func (k *restoring) watchCgroup(ctx context.Context) (uint64, error) {
 	cg, err := host.CgroupOf(k.c.pid)
 	if errdefs.IsNotFound(err) {
@@ -343,10 +359,6 @@ func (k *restoring) watchCgroup(ctx context.Context) (uint64, error) {
 		if err := cg.RaiseOOMScores(*adj); err != nil {
 			return 0, err
 		}
-	}
-	// As runc's shim does: while mounts come and go, the kernel may leave out that of a version 1 hierarchy.
-	if err := k.s.oom.Add(k.c.id, cg); err != nil {
-		log.G(ctx).WithError(err).Warn("no events will tell of its memory")
 	}
 	return 0, nil
 }

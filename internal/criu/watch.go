@@ -55,7 +55,7 @@ const criuKilled = "CRIU was killed"
 // Watch ends what runc would wait for in vain.
 type Watch struct {
 	stop, done chan struct{}
-	before     []int    // the shim's children when the watch began
+	before     []int    // the shim's children when the watch of a restore began
 	ended      []string // what was found, for people; set when done is closed
 	idle       time.Duration
 	hung       bool // as ended
@@ -69,7 +69,10 @@ func StartWatch(ctx context.Context, id string, restoring bool, idle time.Durati
 }
 
 func startWatch(ctx context.Context, id string, restoring bool, idle, interval time.Duration) *Watch {
-	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), before: proc.Children(os.Getpid()), kernel: openKernelLog()}
+	w := &Watch{idle: idle, stop: make(chan struct{}), done: make(chan struct{}), kernel: openKernelLog()}
+	if restoring {
+		w.before = proc.Children(os.Getpid())
+	}
 	go func() {
 		defer close(w.done)
 		look := time.NewTicker(interval)
