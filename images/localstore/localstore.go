@@ -112,11 +112,19 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	if o.Desc.Digest != "" {
 		return s.Store.Writer(ctx, opts...)
 	}
+	return s.Begin(ctx, o.Ref, o.Desc.Size, false)
+}
+
+// Begin is Writer. total is what its Status says. alone says that the blob is not one of many: a second processor
+// digests it.
+func (s *Store) Begin(ctx context.Context, ref string, total int64, alone bool) (content.Writer, error) {
 	f, err := s.temporary()
 	if err != nil {
 		return nil, err
 	}
-	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, to: mmapfile.NewWriter(f, 0), digester: digest.Canonical.Digester()}, nil
+	return &writer{
+		ctx: ctx, store: s, ref: ref, total: total, file: f, to: mmapfile.NewWriter(f, 0), digester: digest.Canonical.Digester(), alone: alone,
+	}, nil
 }
 
 // Early begins a blob that others read, as d.Encoded in a directory on the store's file system, before it is
@@ -133,7 +141,7 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 		return nil, errors.Join(err, f.Close())
 	}
 	return &writer{
-		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(), early: true,
+		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(),
 	}, nil
 }
 
@@ -161,27 +169,31 @@ type writer struct {
 	file     *os.File
 	to       *mmapfile.Writer // writes the file
 	digester digest.Digester
+	digested sync.WaitGroup // of last
+	last     []byte
 	size     int64
-	early    bool // one of many at once: it takes no second processor
+	alone    bool // see Begin
 }
 
-// Write appends to the blob. After an error its digest is of no use until Truncate.
+// Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
-	var digested sync.WaitGroup
-	digest := func() { w.digester.Hash().Write(p) }
-	if w.early {
-		digest()
-	} else {
-		digested.Go(digest)
-	}
 	n, err := w.to.Write(p)
-	digested.Wait()
 	w.size += int64(n)
+	w.digested.Wait()
+	if w.alone { // the next part comes, and is written, meanwhile
+		w.last = append(w.last[:0], p[:n]...)
+		w.digested.Go(func() { w.digester.Hash().Write(w.last) })
+	} else {
+		w.digester.Hash().Write(p[:n])
+	}
 	return n, err
 }
 
 // Digest is that of what was written so far.
-func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
+func (w *writer) Digest() digest.Digest {
+	w.digested.Wait()
+	return w.digester.Digest()
+}
 
 // Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
@@ -196,6 +208,7 @@ func (w *writer) Truncate(size int64) error {
 	if err := w.to.Reset(); err != nil {
 		return err
 	}
+	w.digested.Wait()
 	w.digester.Hash().Reset()
 	w.size = 0
 	return nil
