@@ -272,7 +272,7 @@ func (k *creating) create(ctx context.Context) (*taskAPI.CreateTaskResponse, err
 		log.G(ctx).Warnf("annotations of no effect, as this version knows none of that name on a container: %q", keys)
 	}
 	if k.c.restore != nil {
-		k.r.Checkpoint = criu.ImagesPath(k.c.bundle)
+		k.r.Checkpoint = criu.CopyPath(k.c.bundle)
 		// A program that had pipes gets pipes again, which nothing comes by: runc would give it the
 		// host's /dev/null, with which CRIU could not dump it again.
 		for _, name := range []*string{&k.r.Stdin, &k.r.Stdout, &k.r.Stderr} {

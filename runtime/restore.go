@@ -77,7 +77,6 @@ type restoring struct {
 	sockets openfiles.Sockets
 	systemV openfiles.SystemV
 	watches told.Watches
-	hold    *criu.Hold
 	gate    *criu.Gate
 	inside  map[int]int // of inspect: the processes by their own pids, as proc.Inside has them
 	watch   *criu.Watch
@@ -128,9 +127,8 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	steps := []sequence.Step{
-		{Name: "start runc", Do: k.startRunc, Back: "kill", Undo: k.kill},
 		{Name: "copy images", Do: k.copyImages},
-		{Name: "restore processes", Do: k.restoreProcesses},
+		{Name: "restore processes", Do: k.restoreProcesses, Back: "kill", Undo: k.kill},
 		{Name: "watch cgroup", Do: k.watchCgroup},
 		{Name: "device nodes", Do: k.fixNodes},
 		{Name: "inspect", Do: k.inspect},
@@ -140,10 +138,6 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, err
 	}
 	defer k.gate.Close()
-	if k.hold, err = criu.NewHold(c.bundle); err != nil {
-		return nil, err
-	}
-	defer k.hold.Close()
 	if gpu := c.restore.gpu; gpu != nil {
 		q.Journal = &c.journal
 		// Before there is a process that could change anything.
@@ -164,18 +158,6 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 		return nil, sequence.Join(err, k.from.RemoveLogs())
 	}
 	return k.resp, nil
-}
-
-// startRunc starts runc, which takes as long for its own work as a small checkpoint for its copy. CRIU is held
-// before it does anything, and finds no images yet.
-func (k *restoring) startRunc(ctx context.Context) (uint64, error) {
-	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})
-	go func() {
-		defer close(k.started)
-		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, tmpfs.Programs(k.c.bundle)), k.c.bundle)
-		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
-	}()
-	return 0, nil
 }
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
@@ -210,7 +192,7 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
 }
 
-// restoreProcesses lends CRIU the images, and lets it go. It returns when CRIU has restored the processes
+// restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
 // and holds each of their threads. CRIU is not given up once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	bytes, err := imagedir.Size(k.c.restore.images())
@@ -219,27 +201,34 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 	}
 	k.within = criu.Patience(k.view.CRIUTimeout(), bytes)
 	k.since = time.Now()
-	if _, err := tmpfs.Install(k.c.bundle, k.from.Images.Path()); err != nil {
+	programs, err := tmpfs.Install(k.c.bundle, k.from.Images.Path())
+	if err != nil {
 		return 0, err
 	}
 	flushed := k.c.journal.FlushBeside()
-	if err := k.hold.Release(k.from.Images, k.from.Ended, k.from.Free); err != nil {
-		return 0, err
-	}
+	k.watch, k.started = criu.StartWatch(ctx, k.c.id, true, 0), make(chan struct{})
 	ended, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	go func() {
-		<-k.started
+		defer close(k.started)
+		with := criu.WithPlugin(criu.WithPath(context.WithoutCancel(ctx), k.view.CRIU.Path, programs), k.c.bundle, k.from.Ended, k.from.Free)
+		k.resp, k.err = k.s.TTRPCTaskService.Start(with, k.request)
 		cancel(errors.New("CRIU ended"))
 	}()
-	pid, err := k.gate.Await(ended, k.within)
-	if err != nil {
+	if pid, err := k.gate.Await(ended, k.within); err == nil {
+		k.c.pid = pid
+		k.first, _ = unix.PidfdOpen(pid, 0) // where that fails, so will a step before the gate opens
+		// From here on there is something that a crash would leave.
+		if err := flushed(); err != nil {
+			return 0, sequence.Join(err, k.kill(context.WithoutCancel(ctx)))
+		}
+	} else {
 		k.gate.Close()
-		return 0, cmp.Or(k.awaitRunc(), err) // of the first, why CRIU's plugin did not come
+		if rerr := k.awaitRunc(); rerr != nil {
+			return 0, rerr // which is why CRIU's plugin did not come
+		}
+		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
 	}
-	k.c.pid = pid
-	k.first, _ = unix.PidfdOpen(pid, 0) // where that fails, so will a step before the gate opens
-	// From here on there is something that a crash would leave.
-	return bytes, flushed()
+	return bytes, nil
 }
 
 // awaitRunc waits until runc and CRIU have ended, and ends a CRIU whose time is over. On an error
@@ -332,7 +321,6 @@ func (k *restoring) kill(ctx context.Context) error {
 		return k.s.kill(ctx, k.c)
 	default:
 	}
-	k.hold.Close()
 	k.gate.Close()
 	<-k.started
 	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err == nil {

@@ -45,7 +45,7 @@ var phases = []phase{
 	{"store, metadata, stop", func(p Place) bool {
 		return taken(p, "checkpoint", "admit", "store GPU state", "write metadata", "stop")
 	}},
-	{"restore: processes", func(p Place) bool { return taken(p, "restore", "start runc", "copy images", "restore processes") }},
+	{"restore: processes", func(p Place) bool { return taken(p, "restore", "copy images", "restore processes") }},
 	{"restore: cgroup, device nodes, inspect, memory", func(p Place) bool {
 		return taken(p, "restore", "watch cgroup", "device nodes", "inspect", "fill memory")
 	}},

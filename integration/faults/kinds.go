@@ -447,7 +447,7 @@ func (p Place) has(process string) bool {
 		case s.Name == "restore-in-turn":
 			return p.Step == gives
 		case s.Operation == "restore":
-			return p.Step != "start runc" && p.Step != "copy images" && (p.Step != "restore processes" || p.Moment == "end") && (p.Step != "kill" || p.Moment == "begin")
+			return p.Step != "copy images" && (p.Step != "restore processes" || p.Moment == "end") && (p.Step != "kill" || p.Moment == "begin")
 		case s.Name == "checkpoint-stop":
 			return p.Step != "stop" || p.Moment == "begin"
 		}

@@ -100,8 +100,8 @@ func Scenarios() []Scenario {
 		}
 	}
 	restore := []string{
-		"start runc", "copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "fill memory",
-		"map GPU state", "restore GPU state", "note", "open the gate", "tell restored",
+		"copy images", "restore processes", "watch cgroup", "device nodes", "inspect", "fill memory", "map GPU state",
+		"restore GPU state", "note", "open the gate", "tell restored",
 	}
 	spill := []string{"pause", "preflight", "make spill directory", "save GPU state", "spill"}
 	resume := []string{"choose GPUs", "check spill", "give access", "give GPU state back", "thaw and unlock"}

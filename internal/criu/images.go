@@ -96,21 +96,3 @@ func one[M proto.Message](im *Images, name string) (entry M, err error) {
 	})
 	return entry, err
 }
-
-// Copy writes the images again, into a directory of their own that nothing changes any more. What is not
-// known is refused. edit, if it is not nil, may change or refuse an entry, see image.Set.Copy.
-func (im *Images) Copy(edit func(*image.Entry) error) (_ *image.Dir, err error) {
-	dir, err := image.NewDir(0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			dir.Close()
-		}
-	}()
-	if err := im.Set.Copy(dir, edit); err != nil {
-		return nil, err
-	}
-	return dir, dir.Seal()
-}

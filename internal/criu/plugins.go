@@ -77,15 +77,15 @@ func (s Settings) libdir(asked string) (string, error) {
 // PluginDir is the directory of the container's own plugins, where ListenGate listens.
 func (s Settings) PluginDir() string { return filepath.Join(s.Bundle, "criu-plugins") }
 
-// WithPlugin returns a context with which runc has CRIU wait for the Hold of a container, and load the
-// container's plugin before any other library: the plugin watches what CRIU mounts then, and without that no
-// sandbox that is to be so is entered.
-func WithPlugin(ctx context.Context, bundle string) context.Context {
-	dir := Settings{Bundle: bundle}.PluginDir()
-	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(dir, PluginName), "GPUCKPT_HOLD="+filepath.Join(dir, holdName))
+// WithPlugin returns a context with which runc has CRIU load the plugin of a container before any other
+// library: the plugin watches what CRIU mounts then, and without that no sandbox that is to be so is
+// entered. ended are processes that have ended, as Ended says it, and free are addresses that need not be there, each
+// between spaces.
+func WithPlugin(ctx context.Context, bundle, ended, free string) context.Context {
+	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+filepath.Join(Settings{Bundle: bundle}.PluginDir(), PluginName), "GPUCKPT_ENDED="+ended+" ", "GPUCKPT_FREE="+free+" ")
 }
 
-// Ended returns what Hold.Release needs of a process that has ended, by its image: "" if CRIU itself restores what it
+// Ended returns what WithPlugin needs of a process that has ended, by its image: "" if CRIU itself restores what it
 // has ended with.
 func Ended(file string, core *criucore.CoreEntry) string {
 	const dead = 2 // TASK_DEAD of CRIU

@@ -113,10 +113,10 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 
 // Copied is what a restore is made from.
 type Copied struct {
-	Images *image.Dir
+	Images *criu.Copy
 	Memory *pages.Plan     // what of the images CRIU does not restore
 	Locks  filelocks.Locks // as well
-	Ended  string          // for criu.Hold.Release, as Free
+	Ended  string          // for criu.WithPlugin, as Free
 	Free   string
 	// Different is what the container has not as it was, for its user.
 	Different []string
@@ -177,7 +177,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	}
 	renewed := &renewals{spec: file.Spec, rootfs: rootfs}
 	dumped.Parts = c.Memory.Parts
-	c.Images, err = dumped.Copy(func(e *image.Entry) error {
+	c.Images, err = dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}

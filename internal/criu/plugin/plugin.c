@@ -23,8 +23,8 @@
 //
 // 3. The sandbox: for a restore it takes CRIU to a root without the host's files (sandbox.c).
 //
-// leave_out.c, told.c, mounts.c and hold.c are no part of the plugin: they work in a CRIU that the library was
-// loaded into before, the first two in a dump and the last two in a restore.
+// leave_out.c, told.c and mounts.c are no part of the plugin: they work in a CRIU that the library was
+// loaded into before, the first two in a dump and the last one in a restore.
 //
 // gpuckpt.conf, one entry a line, fields separated by a tab; for those of the sandbox see there:
 //   device PATH MAJOR MINOR     a device of the container; PATH as the container sees it
