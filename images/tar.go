@@ -89,20 +89,32 @@ func TarFiles(archive io.ReaderAt, size int64) (files []File, err error) {
 		if h.Typeflag == tar.TypeDir {
 			return nil
 		}
-		// The tar reader reads whole blocks of headers and no further: the file's data begins here.
-		at, err := whole.Seek(0, io.SeekCurrent)
-		if err != nil {
-			return err
-		}
-		if h.Size > size-at {
-			return fmt.Errorf("%w: archive: %q is truncated", ErrDamaged, h.Name)
-		}
-		files = append(files, File{
-			Name: name, Path: name + " in the archive", Bytes: uint64(h.Size), Data: io.NewSectionReader(archive, at, h.Size),
-		})
-		return nil
+		f, err := fileHere(whole, name, h.Size)
+		files = append(files, f)
+		return err
 	})
 	return files, err
+}
+
+// LayerFiles is TarFiles by the rules of ReadLayer, and with names as that has them.
+func LayerFiles(archive io.ReaderAt, size int64) (files []File, err error) {
+	whole := io.NewSectionReader(archive, 0, size)
+	err = ReadLayer(whole, func(name string, bytes int64, _ io.Reader) error {
+		f, err := fileHere(whole, name, bytes)
+		files = append(files, f)
+		return err
+	})
+	return files, err
+}
+
+// fileHere returns a file of an archive whose header has just been read.
+func fileHere(whole *io.SectionReader, name string, bytes int64) (File, error) {
+	// The tar reader reads whole blocks of headers and no further: the file's data begins here.
+	at, err := whole.Seek(0, io.SeekCurrent)
+	if err == nil && bytes > whole.Size()-at {
+		err = fmt.Errorf("%w: archive: %q is truncated", ErrDamaged, name)
+	}
+	return File{Name: name, Path: name + " in the archive", Bytes: uint64(bytes), Data: io.NewSectionReader(whole, at, bytes)}, err
 }
 
 // ReadLayer reads the archive of a layer that a checkpoint adds to an image, and calls file for

@@ -277,8 +277,8 @@ func (i *Image) fetchAll() {
 		next <- b
 	}
 	close(next)
-	threads := max(i.src.Parallel-1, 1) // the layers have one connection
-	runtime.GOMAXPROCS(runtime.NumCPU() + threads)
+	threads := max(i.src.Parallel-1, 1)                 // the layers have one connection
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // for all else
 	for range threads {
 		i.group.Go(func() error {
 			runtime.LockOSThread()                                  // which ends with the goroutine
@@ -293,7 +293,7 @@ func (i *Image) fetchAll() {
 	}
 }
 
-// lowPriority is a nice(2) value: beside others such a thread gets a tenth of a processor.
+// lowPriority is a nice(2) value: beside others of its cgroup such a thread gets a tenth of a processor.
 const lowPriority = 10
 
 // place makes the places of the blobs, and begins those that containerd lacks.

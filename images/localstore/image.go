@@ -354,14 +354,12 @@ func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, dir stri
 			made.Digest, err = a.plainDigest(d, blob)
 			digested <- err
 		}()
-		whole := io.NewSectionReader(blob, 0, blob.Size())
-		err = checkpoint.ReadLayer(whole, func(name string, size int64, _ io.Reader) error {
-			at, err := whole.Seek(0, io.SeekCurrent) // behind the header, see checkpoint.TarFiles
-			if err != nil {
-				return err
+		files, err := checkpoint.LayerFiles(blob, blob.Size())
+		for _, l := range files {
+			if err == nil {
+				err = file(l.Name, int64(l.Bytes), func(f *os.File) error { return mmapfile.Copy(f, io.NewSectionReader(l.Data, 0, int64(l.Bytes))) })
 			}
-			return file(name, size, func(f *os.File) error { return mmapfile.Copy(f, io.NewSectionReader(blob, at, size)) })
-		})
+		}
 		err = errors.Join(err, <-digested)
 		return made, err
 	}

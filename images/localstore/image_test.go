@@ -7,6 +7,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,6 +58,21 @@ func TestUnpackFilesDigest(t *testing.T) {
 		if data, err := os.ReadFile(filepath.Join(dir, "pages-1.img")); err != nil || string(data) != "memory" {
 			t.Errorf("the file has %q, %v", data, err)
 		}
+	}
+}
+
+// An archive that says more of a file than it has is refused before there is a file.
+func TestUnpackFilesTruncated(t *testing.T) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: checkpoint.ImageDir + "/pages-1.img", Size: 1 << 60, Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes()), Size: int64(layer.Len())}
+	dir := t.TempDir()
+	_, err := applier{store: one{bytes.NewReader(layer.Bytes())}}.unpackFiles(t.Context(), d, dir)
+	if left, lerr := os.ReadDir(dir); !errors.Is(err, checkpoint.ErrDamaged) || lerr != nil || len(left) > 0 {
+		t.Errorf("%v; %v, %v", err, left, lerr)
 	}
 }
 

@@ -296,7 +296,7 @@ EXPORTED int connect(int fd, const struct sockaddr *at, socklen_t size)
 	return result;
 }
 
-// plainly has a terminal take what is typed or printed as it is; lines stay lines.
+// plainly has a terminal take what is typed or printed as it is. Lines stay lines.
 static void plainly(int fd, const struct termios *was, bool typed)
 {
 	static const int edits[] = { VERASE, VKILL, VEOF, VWERASE, VREPRINT, VLNEXT };
@@ -314,11 +314,29 @@ static void plainly(int fd, const struct termios *was, bool typed)
 	tcsetattr(fd, TCSANOW, &t);
 }
 
+// take waits until the kernel has taken what was typed, which it does a little later, and by how the terminal is set
+// then. waited are the bytes that waited before, lines is ICANON.
+static void take(int slave, const char *typed, size_t size, int waited, bool lines)
+{
+	enum { TRIES = 100, MOST = 4095 }; // of the line discipline
+	int waits;
+	size_t told = size;
+
+	while (lines && told && typed[told - 1] != '\n')
+		told--; // it tells of whole lines alone
+	if (told + (size_t)waited > MOST)
+		told = (size_t)(MOST > waited ? MOST - waited : 0);
+	for (int i = 0; i < TRIES && !ioctl(slave, FIONREAD, &waits) && waits < waited + (int)told; i++)
+		usleep(1000);
+	if (told < size)
+		usleep(TRIES * 1000);
+}
+
 // put writes to a terminal what fits there, in pieces as large as the kernel finds most room for.
 static ssize_t put(int fd, const char *from, size_t size)
 {
 	enum { PIECE = 1000, TRIES = 100 };
-	int flags = fcntl(fd, F_GETFL), slave = -1, waits, before = -1, packets = 0, off = 0;
+	int flags = fcntl(fd, F_GETFL), slave = -1, waited = 0, packets = 0, off = 0;
 	size_t done = 0;
 	struct termios was;
 
@@ -327,6 +345,8 @@ static ssize_t put(int fd, const char *from, size_t size)
 	bool typed = !ioctl(fd, TIOCGPKT, &packets); // at a master
 	if (packets)
 		ioctl(fd, TIOCPKT, &off); // it would be told of the settings
+	if (typed && (slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK)) >= 0)
+		ioctl(slave, FIONREAD, &waited);
 	plainly(fd, &was, typed);
 	fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 	for (int tries = 0; done < size && tries < TRIES;) {
@@ -340,13 +360,8 @@ static ssize_t put(int fd, const char *from, size_t size)
 		}
 	}
 	fcntl(fd, F_SETFL, flags);
-	// The kernel takes what is typed a little later, by how the terminal is set then. It tells of whole lines alone.
-	if (typed && (slave = ioctl(fd, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_NONBLOCK)) >= 0) {
-		for (int i = 0, same = 0; i < TRIES && same < 3 && !ioctl(slave, FIONREAD, &waits); i++) {
-			same = waits == before ? same + 1 : 0;
-			before = waits;
-			usleep(1000);
-		}
+	if (slave >= 0) {
+		take(slave, from, done, waited, was.c_lflag & ICANON);
 		close(slave);
 	}
 	tcsetattr(fd, TCSANOW, &was);
@@ -380,21 +395,21 @@ static ssize_t drain(int fd, struct termios was, char *to, size_t size)
 	struct termios t = was;
 	size_t got = 0;
 	int packets = 0, off = 0;
-	bool master = !ioctl(fd, TIOCGPKT, &packets), lines = !master && t.c_lflag & ICANON;
+	bool master = !ioctl(fd, TIOCGPKT, &packets);
 	ssize_t n;
 
 	t.c_lflag &= (tcflag_t)~ICANON;
 	t.c_cc[VMIN] = 1;
 	t.c_cc[VTIME] = 0;
-	if (lines)
-		tcsetattr(fd, TCSANOW, &t);
+	if (!master)
+		plainly(fd, &t, true); // what the kernel has no room for comes while it is read
 	if (packets)
 		ioctl(fd, TIOCPKT, &off);
 	while (got < sizeof(all) && (n = syscall(SYS_read, fd, all + got, sizeof(all) - got)) > 0)
 		got += (size_t)n;
 	if (packets)
 		ioctl(fd, TIOCPKT, &packets);
-	if (lines)
+	if (!master)
 		tcsetattr(fd, TCSANOW, &was);
 	if (got >= size) { // CRIU takes no more than that
 		int other = other_end(fd);

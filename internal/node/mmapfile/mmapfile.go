@@ -8,6 +8,7 @@ package mmapfile
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -183,9 +184,9 @@ func Copy(f *os.File, from *io.SectionReader) error {
 	if err := f.Truncate(from.Size()); err != nil {
 		return err
 	}
-	var group errgroup.Group
+	group, failed := errgroup.WithContext(context.Background())
 	group.SetLimit(runtime.NumCPU())
-	for at := int64(0); at < from.Size(); at += windowBytes {
+	for at := int64(0); at < from.Size() && failed.Err() == nil; at += windowBytes {
 		group.Go(func() error {
 			mem, unmap, err := mapPart(f, at, uint64(min(windowBytes, from.Size()-at)), unix.PROT_READ|unix.PROT_WRITE)
 			if err != nil {
