@@ -22,6 +22,7 @@ var wallClock = map[string]string{
 	"images/checkpoint.go":                    "when a checkpoint was taken",
 	"images/oci/layers.go":                    "a file's time in an archive",
 	"images/oci/manifest.go":                  "when a checkpoint was taken",
+	"internal/criu/adapt/adapt.go":            "what kind of timer a program has",
 	"internal/criu/log.go":                    "which logs are the newest",
 	"internal/criu/networklock.go":            "whether a program is another one than before",
 	"runtime/create.go":                       "when an operation began, in the log",

@@ -149,10 +149,10 @@ func (w *Watch) why() string {
 }
 
 // cutOff reports whether runc's error is that its socket to CRIU, a SOCK_SEQPACKET,
-// has ended before an answer came.
+// has ended before an answer came, or a question.
 func cutOff(err error) bool {
 	text := err.Error()
-	return strings.Contains(text, "unixpacket") && (strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer")) ||
+	return strings.Contains(text, "unixpacket") && (strings.Contains(text, "EOF") || strings.Contains(text, "reset by peer") || strings.Contains(text, "broken pipe")) ||
 		strings.Contains(text, "readlink /proc/") // runc reads what CRIU has open
 }
 

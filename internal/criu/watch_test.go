@@ -182,6 +182,7 @@ func TestCutOff(t *testing.T) {
 	for text, means := range map[string]string{
 		"exit status 1: read unixpacket @->@: EOF path= /x.log":                           "CRIU was killed",
 		"exit status 1: read unixpacket @->@: recvmsg: connection reset by peer path= /x": "CRIU was killed",
+		"exit status 1: write unixpacket @->@: write: broken pipe":                        "CRIU was killed",
 		"exit status 1: readlink /proc/4711/fd/0: no such file or directory":              "CRIU was killed",
 		"runc did not terminate successfully: exit status 137:  path= /x.log":             "runc was killed",
 		"criu failed: type DUMP errno 0 path= /x.log":                                     "",
