@@ -76,35 +76,6 @@ func TestUnpackFilesTruncated(t *testing.T) {
 	}
 }
 
-// A second processor digests what was written, whatever becomes of the writer's buffer.
-func TestWriterAlone(t *testing.T) {
-	for _, alone := range []bool{true, false} {
-		w, err := (&Store{blobs: t.TempDir()}).Begin(t.Context(), "ref", 0, alone)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
-		for _, parts := range []int{3, 100} { // the second time from the begin
-			if err := w.Truncate(0); err != nil {
-				t.Fatal(err)
-			}
-			buf, all := make([]byte, 100_000), []byte(nil)
-			for i := range parts {
-				for at := range buf {
-					buf[at] = byte(i)
-				}
-				if _, err := w.Write(buf); err != nil {
-					t.Fatal(err)
-				}
-				all = append(all, buf...)
-			}
-			if got, want := w.Digest(), digest.FromBytes(all); got != want {
-				t.Errorf("alone %v, the digest of %d parts is %s, want %s", alone, parts, got, want)
-			}
-		}
-	}
-}
-
 // A containerd that is away is waited for once, and not by each step of what is undone for it.
 func TestOutlastWaitsOnce(t *testing.T) {
 	conn, err := grpc.NewClient("unix:"+filepath.Join(t.TempDir(), "nobody.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -112,19 +112,11 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 	if o.Desc.Digest != "" {
 		return s.Store.Writer(ctx, opts...)
 	}
-	return s.Begin(ctx, o.Ref, o.Desc.Size, false)
-}
-
-// Begin is Writer. total is what its Status says. alone says that the blob is not one of many: a second processor
-// digests it.
-func (s *Store) Begin(ctx context.Context, ref string, total int64, alone bool) (content.Writer, error) {
 	f, err := s.temporary()
 	if err != nil {
 		return nil, err
 	}
-	return &writer{
-		ctx: ctx, store: s, ref: ref, total: total, file: f, to: mmapfile.NewWriter(f, 0), digester: digest.Canonical.Digester(), alone: alone,
-	}, nil
+	return &writer{ctx: ctx, store: s, ref: o.Ref, total: o.Desc.Size, file: f, to: mmapfile.NewWriter(f, 0), digester: digest.Canonical.Digester()}, nil
 }
 
 // Early begins a blob that others read, as d.Encoded in a directory on the store's file system, before it is
@@ -169,31 +161,19 @@ type writer struct {
 	file     *os.File
 	to       *mmapfile.Writer // writes the file
 	digester digest.Digester
-	digested sync.WaitGroup // of last
-	last     []byte
 	size     int64
-	alone    bool // see Begin
 }
 
 // Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
 	n, err := w.to.Write(p)
+	w.digester.Hash().Write(p[:n])
 	w.size += int64(n)
-	w.digested.Wait()
-	if w.alone { // the next part comes, and is written, meanwhile
-		w.last = append(w.last[:0], p[:n]...)
-		w.digested.Go(func() { w.digester.Hash().Write(w.last) })
-	} else {
-		w.digester.Hash().Write(p[:n])
-	}
 	return n, err
 }
 
 // Digest is that of what was written so far.
-func (w *writer) Digest() digest.Digest {
-	w.digested.Wait()
-	return w.digester.Digest()
-}
+func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
 
 // Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
@@ -208,7 +188,6 @@ func (w *writer) Truncate(size int64) error {
 	if err := w.to.Reset(); err != nil {
 		return err
 	}
-	w.digested.Wait()
 	w.digester.Hash().Reset()
 	w.size = 0
 	return nil

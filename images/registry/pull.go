@@ -169,7 +169,7 @@ func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *l
 	if has, err := content.Exists(ctx, store, d); has || err != nil {
 		return s.Store(ctx, store, d) // which keeps it for the lease
 	}
-	w, err := local().Begin(ctx, remotes.MakeRefKey(ctx, d), d.Size, d.MediaType != oci.MediaTypeGPU)
+	w, err := local().Writer(ctx, content.WithRef(remotes.MakeRefKey(ctx, d)))
 	if err != nil {
 		return err
 	}
