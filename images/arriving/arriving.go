@@ -277,8 +277,10 @@ func (i *Image) fetchAll() {
 		next <- b
 	}
 	close(next)
-	threads := max(i.src.Parallel-1, 1)                 // the layers have one connection
-	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // for all else
+	threads := min(max(i.src.Parallel-1, 1), len(i.early)) // the layers have one connection
+	others := runtime.GOMAXPROCS(0)
+	runtime.GOMAXPROCS(others + threads)
+	context.AfterFunc(i.ctx, func() { runtime.GOMAXPROCS(others) })
 	for range threads {
 		i.group.Go(func() error {
 			runtime.LockOSThread()                                  // which ends with the goroutine
@@ -296,7 +298,7 @@ func (i *Image) fetchAll() {
 // lowPriority is a nice(2) value: beside others of its cgroup such a thread gets a tenth of a processor.
 const lowPriority = 10
 
-// place makes the places of the blobs, and begins those that containerd lacks.
+// place makes a place for each blob, and a writer for each that containerd lacks.
 func (i *Image) place() error {
 	for _, d := range i.blobs() {
 		b := &blob{i: i, desc: d, path: filepath.Join(i.dir, d.Digest.Encoded())}

@@ -191,7 +191,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 // absolute changes a timer with an absolute time, of which CRIU has what is left. One of the day's time stays so: it
 // goes with the clock when that is set. now is what the clock shows behind the second.
 func absolute(t *timerfd.TimerfdEntry, now uint64) {
-	if t.GetClockid() != unix.CLOCK_REALTIME {
+	if clock := t.GetClockid(); clock != unix.CLOCK_REALTIME && clock != unix.CLOCK_REALTIME_ALARM {
 		t.SettimeFlags = new(t.GetSettimeFlags() &^ unix.TFD_TIMER_ABSTIME)
 		return
 	}

@@ -216,6 +216,7 @@ func TestAbsoluteTimers(t *testing.T) {
 		{unix.CLOCK_MONOTONIC, unix.TFD_TIMER_ABSTIME, 3, 5, 7, 0, 3, 5},
 		{unix.CLOCK_BOOTTIME, unix.TFD_TIMER_ABSTIME, 3, 5, 7, 0, 3, 5},
 		{unix.CLOCK_REALTIME, unix.TFD_TIMER_ABSTIME, 3, 5, 7, unix.TFD_TIMER_ABSTIME, 3, 12},
+		{unix.CLOCK_REALTIME_ALARM, unix.TFD_TIMER_ABSTIME, 3, 5, 7, unix.TFD_TIMER_ABSTIME, 3, 12},
 		{unix.CLOCK_REALTIME, unix.TFD_TIMER_ABSTIME | unix.TFD_TIMER_CANCEL_ON_SET, 3, 999_999_999, 1, 3, 4, 0},
 		{unix.CLOCK_REALTIME, unix.TFD_TIMER_ABSTIME, 3, 1 << 63, 1, unix.TFD_TIMER_ABSTIME, 4, 0},
 	} {
