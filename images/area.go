@@ -56,6 +56,18 @@ func (l Location) Arriving() bool {
 	return slices.ContainsFunc(l, func(p Piece) bool { return p.Arrival != nil })
 }
 
+// Await waits for what is still arriving.
+func (l Location) Await(ctx context.Context) error {
+	for i := range l {
+		if q := &l[i]; q.Arrival != nil {
+			if err := q.Arrival.Await(ctx, 0, q.Bytes); err != nil {
+				return fmt.Errorf("wait for %s to arrive: %w", q, err)
+			}
+		}
+	}
+	return nil
+}
+
 // Piece is a part of an area's bytes.
 type Piece struct {
 	// Path opens the file that holds the piece. With Data it is only a name for errors.
@@ -118,7 +130,7 @@ func (l Location) arrange(a *Area) error {
 			return fmt.Errorf("%w: %s is not a piece of %s: it has %d bytes at %d, the area ends at %d", ErrDamaged, p, a.File, p.Bytes, p.Offset, a.End())
 		}
 		p.Bytes = min(p.Bytes, a.End()-p.Offset)
-		if p.Bytes%pageBytes != 0 {
+		if p.Bytes%PageBytes != 0 {
 			return fmt.Errorf("%w: %s is truncated: %d bytes are not whole pages", ErrDamaged, p, p.Bytes)
 		}
 		at = p.Offset + p.Bytes

@@ -43,7 +43,7 @@ type Checkpoint struct {
 	Dir string
 	// Metadata is gpuckpt.json with the Location of each area; nil without, see AllowWithoutGPU.
 	Metadata *Metadata
-	// Files are all files except the pieces of areas, by name. gpuckpt.json is one.
+	// Files are all files except those of areas, by name. gpuckpt.json is one.
 	Files []File
 
 	pieces map[string]Location // by the name of the area's file
@@ -61,6 +61,8 @@ type File struct {
 	// Arrival is set if the file's bytes are still arriving; nil for a file that is
 	// complete. Only the files of areas may arrive late.
 	Arrival Arrival
+	// Pieces are where the bytes are if the file is in pieces, as memory is in an image: see IsMemory.
+	Pieces Location
 }
 
 // Arrival is a file whose bytes are still arriving, in any order. The file has its full size
@@ -82,17 +84,57 @@ type EarlyArrival interface {
 	Try() int
 }
 
-// Open opens the file for reading. It refuses a file that has become a symbolic link since it was
+// InPieces returns the file of a name whose pieces these are. The error is ErrDamaged.
+func InPieces(name string, pieces Location) (File, error) {
+	f := File{Name: name, Path: name, Pieces: pieces}
+	for _, p := range pieces {
+		f.Bytes = max(f.Bytes, p.Offset+p.Bytes)
+	}
+	return f, f.Pieces.arrange(f.Area())
+}
+
+// Open opens the file for reading, unless it is in pieces. It refuses a file that has become a symbolic link since it was
 // found, and does not wait for one that has become a pipe.
-func (f File) Open() (ReaderAtCloser, error) { return openAt(f.Path, f.Data) }
+func (f File) Open() (ReaderAtCloser, error) {
+	if f.Pieces != nil {
+		return nil, fmt.Errorf("%w: %s is in pieces", ErrDamaged, f.Name)
+	}
+	return openAt(f.Path, f.Data)
+}
+
+// Reader is Open, also for a file in pieces. The end of ctx ends a wait for those that are still arriving.
+func (f File) Reader(ctx context.Context) (ReaderAtCloser, error) {
+	if f.Pieces != nil {
+		return f.Area().Open(ctx), nil
+	}
+	return f.Open()
+}
+
+// Area returns the file as an area without digests.
+func (f File) Area() *Area {
+	a := &Area{File: f.Name, Bytes: f.Bytes, Location: f.Pieces}
+	if a.Location == nil {
+		a.Location = Location{{Path: f.Path, Data: f.Data, Arrival: f.Arrival, Bytes: f.Bytes}}
+	}
+	return a
+}
 
 // PieceFile returns the name of the piece of an area's file that begins at an offset.
 func PieceFile(areaFile string, offset uint64) string {
 	return fmt.Sprintf("%s.%012x", areaFile, offset)
 }
 
-// pieceForm matches the names of areas' files, whole or in pieces.
-var pieceForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?$`) })
+// pieceForm matches the names of areas' files, whole or in pieces, and of pieces of memory.
+var pieceForm = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?|(pages-[1-9][0-9]*\.img)\.([0-9a-f]{12}))$`)
+})
+
+// IsMemory reports whether a name is that of CRIU's file with the memory of a process, or of a segment. An image may have it
+// in pieces, the last of which ends where the file ends: its digests are in the checkpoint's manifest (package sign).
+func IsMemory(name string) bool {
+	area, _, ok := ParsePieceFile(PieceFile(name, 0))
+	return ok && area == name && !IsAreaFile(name)
+}
 
 // Option changes what Open and OpenFiles accept.
 type Option int
@@ -163,7 +205,7 @@ func (c *Checkpoint) follow(blobs string) error {
 }
 
 func (p *Piece) follow(blobs string) error {
-	if p.Bytes >= pageBytes {
+	if p.Bytes >= PageBytes {
 		return nil // a piece is whole pages
 	}
 	f, err := p.Open()
@@ -209,7 +251,7 @@ func (p Pointer) String() string { return fmt.Sprintf("%s %d\n", p.Digest, p.Byt
 // ParsePointer parses what String returned. The error is ErrDamaged.
 func ParsePointer(text string) (p Pointer, err error) {
 	if _, err := fmt.Sscanf(text, "%s %d\n", &p.Digest, &p.Bytes); err != nil || p.String() != text ||
-		p.Digest.Validate() != nil || p.Digest.Algorithm() != digest.Canonical || p.Bytes < pageBytes {
+		p.Digest.Validate() != nil || p.Digest.Algorithm() != digest.Canonical || p.Bytes < PageBytes {
 		return Pointer{}, fmt.Errorf("%w: it is neither whole pages of GPU state, nor says which blob has them", ErrDamaged)
 	}
 	return p, nil
@@ -259,11 +301,26 @@ func opaque(dir string) bool {
 	return false
 }
 
-// ListDirs lists the files of a checkpoint, those of GPU state excepted, and reads none of
+// ListDirs lists the files of a checkpoint, but GPU state and what is in pieces, and reads none of
 // them. dirs is the checkpoint's directory, or what ImageDirs returned. It refuses whatever is
 // not a regular file.
 func ListDirs(dirs ...string) ([]File, error) {
 	c, err := list(dirs)
+	if err != nil {
+		return nil, err
+	}
+	return c.Files, nil
+}
+
+// ListImage is ListDirs with the files of memory that are in pieces in blobs, see OpenImage.
+func ListImage(blobs string, dirs ...string) ([]File, error) {
+	c, err := list(dirs)
+	if err == nil {
+		err = c.follow(blobs)
+	}
+	if err == nil {
+		err = c.assemble()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +376,9 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 			return nil, fmt.Errorf("open checkpoint: %s is still arriving, and only files of GPU state may", f.Name)
 		}
 	}
-	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
+	if err := c.assemble(); err != nil {
+		return nil, err
+	}
 	f := c.file(MetadataName)
 	if f == nil {
 		if slices.Contains(opts, AllowWithoutGPU) {
@@ -332,6 +391,26 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 		return nil, err
 	}
 	return c, c.arrange(flat)
+}
+
+// assemble makes files of the pieces of memory.
+func (c *Checkpoint) assemble() error {
+	for name, pieces := range c.pieces {
+		if !IsMemory(name) {
+			continue
+		}
+		delete(c.pieces, name)
+		if c.file(name) != nil {
+			return fmt.Errorf("%w: %s is there whole and in pieces", ErrDamaged, name)
+		}
+		f, err := InPieces(name, pieces)
+		if err != nil {
+			return err
+		}
+		c.Files = append(c.Files, f)
+	}
+	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
+	return nil
 }
 
 func (c *Checkpoint) withoutGPU() error {
@@ -409,15 +488,15 @@ func (c *Checkpoint) AreaBytes() (bytes uint64) {
 	return bytes
 }
 
-// IsAreaFile reports whether a name belongs to an area's file or to a piece of one.
+// IsAreaFile reports whether a name belongs to an area's file or to a piece of one, or of memory.
 func IsAreaFile(name string) bool { return pieceForm().MatchString(name) }
 
 // ParsePieceFile parses a name that PieceFile made.
 func ParsePieceFile(name string) (areaFile string, offset uint64, ok bool) {
 	parts := pieceForm().FindStringSubmatch(name)
-	if parts == nil || parts[2] == "" {
+	if parts == nil || parts[2]+parts[4] == "" {
 		return "", 0, false
 	}
-	offset, err := strconv.ParseUint(parts[2], 16, 64)
-	return parts[1], offset, err == nil
+	offset, err := strconv.ParseUint(parts[2]+parts[4], 16, 64)
+	return parts[1] + parts[3], offset, err == nil
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -247,11 +248,52 @@ func TestPointer(t *testing.T) {
 	}
 }
 
+// Memory that an image has in pieces is one file, as long as its last piece says.
+func TestMemoryInPieces(t *testing.T) {
+	roots, _ := layers(t)
+	whole := filepath.Join(roots[0], ImageDir, "pages-1.img")
+	data := bytes.Repeat([]byte{7}, PieceAlign+PageBytes)
+	put(t, filepath.Join(roots[1], ImageDir, PieceFile("pages-1.img", 0)), data[:PieceAlign])
+	put(t, filepath.Join(roots[1], ImageDir, PieceFile("pages-1.img", 2*PieceAlign)), data[PieceAlign:])
+	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "whole and in pieces") {
+		t.Errorf("beside the whole file: %v", err)
+	}
+	if err := os.Remove(whole); err != nil {
+		t.Fatal(err)
+	}
+	c, err := OpenImage("", roots...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := c.file("pages-1.img")
+	if f == nil || f.Bytes != 2*PieceAlign+PageBytes || len(f.Pieces) != 2 {
+		t.Fatalf("got %+v", f)
+	}
+	r, err := f.Reader(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	got := make([]byte, f.Bytes)
+	if _, err := r.ReadAt(got, 0); err != nil || !bytes.Equal(got, slices.Concat(data[:PieceAlign], make([]byte, PieceAlign), data[PieceAlign:])) {
+		t.Errorf("it has another content: %v", err)
+	}
+	put(t, filepath.Join(roots[1], ImageDir, PieceFile("pages-1.img", PieceAlign/2)), data[:PieceAlign])
+	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "is not a piece of pages-1.img") {
+		t.Errorf("a piece between: %v", err)
+	}
+	for name, is := range map[string]bool{"pages-1.img": true, "pages-0.img": false, "pages-1.img.000000000000": false, "gpu-1-0": false, "inventory.img": false} {
+		if IsMemory(name) != is {
+			t.Errorf("%s is memory: %t", name, !is)
+		}
+	}
+}
+
 func FuzzPointer(f *testing.F) {
 	f.Add(Pointer{Digest: digest.FromString("blob"), Bytes: 4096}.String())
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := ParsePointer(text)
-		if err == nil && (p.String() != text || len(text) >= pageBytes || strings.ContainsAny(p.Digest.Encoded(), "./")) {
+		if err == nil && (p.String() != text || len(text) >= PageBytes || strings.ContainsAny(p.Digest.Encoded(), "./")) {
 			t.Errorf("%q is taken as %+v", text, p)
 		}
 	})

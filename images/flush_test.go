@@ -73,8 +73,8 @@ func dirtyPages(t *testing.T, name string) (dirty int) {
 		return binary.LittleEndian.Uint64(b[:])
 	}
 	const kpfDirty = 1 << 4
-	for at := 0; at < len(mem); at += pageBytes {
-		page := number("/proc/self/pagemap", uint64(uintptr(unsafe.Pointer(&mem[at])))/pageBytes)
+	for at := 0; at < len(mem); at += PageBytes {
+		page := number("/proc/self/pagemap", uint64(uintptr(unsafe.Pointer(&mem[at])))/PageBytes)
 		if page>>63 == 1 && number("/proc/kpageflags", page&(1<<55-1))&kpfDirty != 0 {
 			dirty++
 		}

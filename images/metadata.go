@@ -344,8 +344,8 @@ func (m *Metadata) validate() error {
 
 var areaFileForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^gpu-[1-9][0-9]*-[0-9]+$`) })
 
-// pageBytes is the smallest page of the processors that CUDA runs on.
-const pageBytes = 4096
+// PageBytes is the smallest page of the processors that CUDA runs on.
+const PageBytes = 4096
 
 // validateAreas checks the areas of one process. files are the names used so far.
 func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) error {
@@ -354,7 +354,7 @@ func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) e
 		switch {
 		case !areaFileForm().MatchString(a.File) || files[a.File]:
 			return fmt.Errorf("invalid or duplicate area file name %q", a.File)
-		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%pageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
+		case a.Bytes == 0 || (a.Start|a.Bytes|a.Offset)%PageBytes != 0 || end < a.Start || a.Offset+a.Bytes < a.Offset || a.Offset >= 2<<20:
 			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)
 		case p.CustomStorage != (a.GPU != "") || p.CustomStorage && (a.Start|a.Offset != 0 || a.Interposer || !slices.Contains(p.GPUs, a.GPU)):
 			return fmt.Errorf("area %s is not memory of a GPU that process %d could open, but of %q", a.File, p.PID, a.GPU)

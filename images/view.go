@@ -80,10 +80,10 @@ func mapView(f *os.File, size uint64) (v view) {
 // resident reports whether memory has all pages of a part of a mapping.
 func resident(mem []byte) bool {
 	from := uintptr(unsafe.Pointer(unsafe.SliceData(mem)))
-	if from%pageBytes != 0 {
+	if from%PageBytes != 0 {
 		return false
 	}
-	pages := make([]byte, (len(mem)+pageBytes-1)/pageBytes)
+	pages := make([]byte, (len(mem)+PageBytes-1)/PageBytes)
 	_, _, errno := unix.Syscall(unix.SYS_MINCORE, from, uintptr(len(mem)), uintptr(unsafe.Pointer(unsafe.SliceData(pages))))
 	return errno == 0 && bytes.IndexByte(pages, 0) < 0 // nothing but the lowest bit is used
 }

@@ -233,7 +233,7 @@ func (c *container) deny(spec *specs.Spec, dump *criu.Dump) error {
 
 // fitDump makes the spec of a restore fit what was dumped, or refuses it.
 func (c *container) fitDump(ctx context.Context, view config.View, spec *specs.Spec) (err error) {
-	dumped := criu.Open(c.restore.images())
+	dumped := c.restore.read()
 	c.restore.dumped = dumped
 	if spec.Linux != nil {
 		c.restore.gpus.Devices = slices.Clone(spec.Linux.Devices)

@@ -162,7 +162,7 @@ func (k *restoring) run(ctx context.Context) (_ *taskAPI.StartResponse, err erro
 
 // copyImages writes the images again, for CRIU alone, and admits what CRIU will read.
 func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
-	dumped := cmp.Or(k.c.restore.dumped, criu.Open(k.c.restore.images())) // a second start reads them again
+	dumped := cmp.Or(k.c.restore.dumped, k.c.restore.read()) // a second start reads them again
 	k.c.restore.dumped = nil
 	if k.threads, err = scheduling.Read(dumped.Set); err != nil {
 		return 0, err
@@ -195,7 +195,7 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 // restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
 // and holds each of their threads. CRIU is not given up once begun: it would go on without runc.
 func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
-	bytes, err := imagedir.Size(k.c.restore.images())
+	bytes, err := imagedir.Size(k.from.Images.Path())
 	if err != nil {
 		return 0, err
 	}
@@ -290,7 +290,7 @@ func (k *restoring) inspect(ctx context.Context) (_ uint64, err error) {
 // fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs
 // runs, the driver's included, before all of the memory is compared with what was signed.
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
-	filled, err := k.from.Memory.Fill(func() (*pages.Worker, error) {
+	filled, err := k.from.Memory.Fill(ctx, func() (*pages.Worker, error) {
 		return charged.Start(ctx, reap, k.view.Staging, pages.StartWorker)
 	}, k.inside)
 	return filled, cmp.Or(k.c.restore.rest.Wait(), err)

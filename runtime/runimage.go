@@ -62,13 +62,9 @@ func (c *container) lookInto(ctx context.Context, roots []string, mounts bool) (
 		}
 		return false, nil
 	}
-	var rest trust.Rest
-	compared := &rest
-	if mounts {
-		compared = nil // it cannot be read for long
-	}
+	rest := trust.Rest{Mounted: mounts}
 	blobs := bundle.Blobs(c.bundle)
-	found, source, reason, err := trust.OpenImage(ctx, c.config, blobs, dirs, roots, compared)
+	found, source, reason, err := trust.OpenImage(ctx, c.config, blobs, dirs, roots, &rest)
 	if err != nil {
 		rest.Close()
 		return false, err
@@ -131,6 +127,14 @@ func (r *restoreState) reopen() error {
 		return err
 	}
 	r.checkpoint, r.mounted = found, ""
-	r.dumped = criu.Open(r.images())
+	r.dumped = r.read()
 	return nil
+}
+
+// read returns a reader of CRIU's images, where they are now.
+func (r *restoreState) read() *criu.Images {
+	if r.checkpoint == nil {
+		return criu.Open(r.dir)
+	}
+	return criu.Open(r.images(), r.checkpoint.Files...)
 }

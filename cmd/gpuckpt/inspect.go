@@ -177,11 +177,11 @@ func (a *inspectAnswer) sizes(row func(string, string, ...any)) {
 		of[l.Kind]++
 	}
 	for _, kind := range []struct{ key, name string }{
-		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
+		{oci.LayerBase, "Base layers"}, {oci.LayerRW, "Writable files"}, {oci.LayerMemory, "Memory stored"}, {oci.LayerGPU, "GPU state stored"}, {oci.LayerCRIU, "CRIU's images"},
 	} {
 		if n := of[kind.key]; n > 0 {
 			parts := doctor.Count(n, "layer")
-			if kind.key == oci.LayerGPU {
+			if kind.key == oci.LayerGPU || kind.key == oci.LayerMemory {
 				parts = doctor.Count(n, "piece") + " of up to " + size(a.Image.LayerBytes)
 			}
 			row(kind.name, "%s in %s", size(a.Image.Bytes(kind.key)), parts)

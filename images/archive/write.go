@@ -115,7 +115,7 @@ func (w *writer) checkpoint(c *images.Checkpoint) error {
 			if !which(f.Name) {
 				continue
 			}
-			r, err := f.Open()
+			r, err := f.Reader(w.ctx)
 			if err != nil {
 				return err
 			}

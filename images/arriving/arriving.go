@@ -1,9 +1,9 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package arriving restores a checkpoint image while its GPU state still comes from a registry.
+// Package arriving restores a checkpoint image while its memory and GPU state still come from a registry.
 //
-// Begin fetches and unpacks all layers. The image can be run then: the blobs of GPU state come behind, by several
+// Begin fetches and unpacks all layers. The image can be run then: the blobs of these come behind, by several
 // connections, and a feed beside the topmost layer tells the shim of them. Each becomes a blob of containerd's content
 // store when its digest is right, so all bytes are written once. Finish waits for the last, and gives the image its
 // name. What has come stays for a day if that fails, for the next pull of the name.
@@ -109,7 +109,7 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 	return i, nil
 }
 
-// blobs are those of GPU state, each once: several pieces may have the same content.
+// blobs are those of memory and GPU state, each once: several pieces may have the same content.
 func (i *Image) blobs() (all []ocispec.Descriptor) {
 	for _, l := range i.image.Layers {
 		if l.MediaType == oci.MediaTypeGPU && !slices.ContainsFunc(all, func(d ocispec.Descriptor) bool { return d.Digest == l.Digest }) {

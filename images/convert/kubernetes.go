@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	metadata "github.com/checkpoint-restore/checkpointctl/lib"
 	"github.com/containerd/containerd/v2/core/content"
@@ -71,9 +72,9 @@ func extract(ctx context.Context, provider content.Provider, image *oci.Image, r
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	meter := progress.Begin("unpack", image.Bytes(oci.LayerGPU)+image.Bytes(oci.LayerCRIU))
+	meter := progress.Begin("unpack", image.Bytes(oci.LayerMemory)+image.Bytes(oci.LayerGPU)+image.Bytes(oci.LayerCRIU))
 	for _, l := range image.Layers {
-		if l.Kind != oci.LayerGPU && l.Kind != oci.LayerCRIU {
+		if !slices.Contains([]string{oci.LayerMemory, oci.LayerGPU, oci.LayerCRIU}, l.Kind) {
 			continue // the index too: what it points to has the name of the pointer here
 		}
 		unpack := extractLayer
@@ -101,7 +102,7 @@ func extractLayer(ctx context.Context, provider content.Provider, layer oci.Laye
 	return images.ReadLayer(data, func(name string, _ int64, r io.Reader) error { return writeFile(filepath.Join(dir, name), r) })
 }
 
-// extractBlob makes a blob of GPU state the file that would be in a layer.
+// extractBlob makes a blob the file that would be in a layer.
 func extractBlob(ctx context.Context, provider content.Provider, blob oci.Layer, dir string, meter *images.Meter) error {
 	ra, err := provider.ReaderAt(ctx, blob.Descriptor())
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -94,14 +95,19 @@ func (v *conversion) signImage(ctx context.Context, store content.Store, o oci.O
 type Unpacked struct {
 	Files []images.File
 	dir   string
+	open  []io.Closer
 }
 
-// Close removes the files.
+// Close closes and removes the files.
 func (u *Unpacked) Close() error {
-	if u.dir == "" {
-		return nil
+	var errs []error
+	for _, blob := range u.open {
+		errs = append(errs, blob.Close())
 	}
-	return os.RemoveAll(u.dir)
+	if u.dir != "" {
+		errs = append(errs, os.RemoveAll(u.dir))
+	}
+	return errors.Join(errs...)
 }
 
 // Unpack returns the files of a checkpoint, those of GPU state excepted. It unpacks those of
@@ -135,6 +141,32 @@ func (s *Source) Unpack(ctx context.Context, progress images.Progress) (_ *Unpac
 		}
 	}
 	meter.End("unpacked")
-	u.Files, err = images.ListDirs(u.dir)
+	if u.Files, err = images.ListDirs(u.dir); err == nil {
+		err = s.memory(ctx, image, u)
+	}
 	return u, err
+}
+
+// memory adds the files of memory that an image has in blobs, which stay where they are.
+func (s *Source) memory(ctx context.Context, image *oci.Image, u *Unpacked) error {
+	pieces := make(map[string]images.Location)
+	for _, l := range image.Layers {
+		if l.Kind != oci.LayerMemory {
+			continue
+		}
+		data, err := s.Provider.ReaderAt(ctx, l.Descriptor())
+		if err != nil {
+			return err
+		}
+		u.open = append(u.open, data)
+		pieces[l.Area] = append(pieces[l.Area], images.Piece{Path: l.Digest.String(), Data: data, Offset: l.Offset, Bytes: l.Bytes})
+	}
+	for name, all := range pieces {
+		f, err := images.InPieces(name, all)
+		if err != nil {
+			return err
+		}
+		u.Files = append(u.Files, f)
+	}
+	return nil
 }

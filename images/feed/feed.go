@@ -336,14 +336,20 @@ func (s *Source) listen(in *json.Decoder) {
 	}
 }
 
-// Set makes the source the Arrival of all GPU state of a checkpoint that is in its Blobs.
+// Set makes the source the Arrival of all that a checkpoint has in its Blobs.
 func (s *Source) Set(c *images.Checkpoint) {
-	for _, a := range c.Areas() {
-		for i := range a.Location {
-			if path := a.Location[i].Path; filepath.Dir(path) == s.Blobs {
-				a.Location[i].Arrival = arrival{s, path}
+	set := func(l images.Location) {
+		for i := range l {
+			if path := l[i].Path; filepath.Dir(path) == s.Blobs {
+				l[i].Arrival = arrival{s, path}
 			}
 		}
+	}
+	for _, a := range c.Areas() {
+		set(a.Location)
+	}
+	for _, f := range c.Files {
+		set(f.Pieces)
 	}
 }
 

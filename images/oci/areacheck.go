@@ -46,8 +46,8 @@ func newAreaCheck(v *verifier, a images.Area, size uint64) *areaCheck {
 	return c
 }
 
-// take says what holds the part, or some of it, that begins at an offset, an annotation.
-func (a *areaCheck) take(i int, l ocispec.Descriptor) error {
+// take says what holds the part, or some of it, that begins at an offset, an annotation. It returns where a blob ends.
+func (a *areaCheck) take(i int, l ocispec.Descriptor) (end uint64, _ error) {
 	offset := l.Annotations[annotations.Offset]
 	unit := a.size
 	if a.v.diffIDs[i] == "" {
@@ -55,14 +55,14 @@ func (a *areaCheck) take(i int, l ocispec.Descriptor) error {
 	}
 	at, err := strconv.ParseUint(offset, 10, 64)
 	if err != nil || at%unit != 0 || at >= a.area.End() {
-		return fmt.Errorf("annotation %s is %q", annotations.Offset, offset)
+		return 0, fmt.Errorf("annotation %s is %q", annotations.Offset, offset)
 	}
 	p := &a.parts[at/a.size]
 	if len(p.layers) > 0 && (unit == a.size || a.v.diffIDs[p.layers[0]] != "") {
-		return fmt.Errorf("there are two layers of %s from %d", a.area.File, at)
+		return 0, fmt.Errorf("there are two layers of %s from %d", a.area.File, at)
 	}
 	p.layers = append(p.layers, i)
-	return nil
+	return at + uint64(l.Size), nil
 }
 
 // check reads what holds the part.

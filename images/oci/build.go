@@ -28,8 +28,9 @@ import (
 // Compression of the layers that a checkpoint adds.
 type Compression string
 
-// What layers can be compressed with. With Zstd and Gzip GPU state is in layers too. With the zero value, and with None,
-// it is in blobs as it is, and needs no unpacking anywhere; the zero value is Zstd for a checkpoint without GPU state.
+// What layers can be compressed with. With Zstd and Gzip GPU state and memory are in layers too. With the zero value, and
+// with None, they are in blobs as they are, and need no unpacking anywhere; the zero value is Zstd for a checkpoint without
+// GPU state.
 const (
 	Zstd Compression = "zstd"
 	Gzip Compression = "gzip"
@@ -78,7 +79,7 @@ type Options struct {
 	// Discard removes the blobs of a build that fails, for a store without a garbage collector.
 	Discard bool
 
-	gpuLayers bool // GPU state is in layers
+	layers bool // GPU state and memory are in layers
 }
 
 // Result is what a build made.
@@ -160,13 +161,13 @@ func newBuilder(store content.Store, o Options) (*builder, error) {
 	if o.Provider == nil {
 		o.Provider = store
 	}
-	o.gpuLayers = o.Compression == Zstd || o.Compression == Gzip
 	if o.Compression == "" && o.Checkpoint != nil {
 		o.Compression = None
 		if len(o.Checkpoint.Areas()) == 0 {
 			o.Compression = Zstd
 		}
 	}
+	o.layers = o.Compression == Zstd || o.Compression == Gzip
 	o.Threads = cmp.Or(o.Threads, runtime.NumCPU())
 	b := &builder{
 		Options: o, store: store, id: "gpuckpt-" + rand.Text(), processors: semaphore.NewWeighted(int64(o.Threads)), meter: o.Progress.Begin("image", 0),
@@ -193,10 +194,14 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	}
 	if b.LayerBytes == 0 {
 		most := uint64(mostBlobs)
-		if b.gpuLayers {
+		if b.layers {
 			most = mostLayers
 		}
-		b.LayerBytes = chooseLayerBytes(b.Checkpoint.AreaBytes(), most)
+		state := b.Checkpoint.AreaBytes()
+		for _, f := range b.memory(b.Checkpoint.Files) {
+			state += f.Bytes
+		}
+		b.LayerBytes = chooseLayerBytes(state, most)
 	}
 	for _, l := range base.layers {
 		if err := b.copyBlob(ctx, l.desc); err != nil {

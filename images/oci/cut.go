@@ -67,6 +67,14 @@ func runs(r *images.AreaReader, from, to uint64) ([]span, error) {
 	return found, nil
 }
 
+// toEnd returns runs of which the last ends where the file does.
+func toEnd(found []span, end uint64) []span {
+	if n := len(found); n > 0 && found[n-1].to == end {
+		return found
+	}
+	return append(found, span{(end - 1) / blockBytes * blockBytes, end})
+}
+
 func allZero(r io.ReaderAt, from, to uint64, buf, zeros []byte) (bool, error) {
 	for part := uint64(4 << 10); from < to; part = uint64(len(buf)) {
 		b := buf[:min(part, to-from)]

@@ -43,9 +43,9 @@ type Layer struct {
 	MediaType string        `json:"mediaType"`
 	// Bytes as stored.
 	Bytes uint64 `json:"bytes"`
-	// Kind is LayerRW, LayerIndex, LayerGPU, LayerCRIU, or "base".
+	// Kind is LayerRW, LayerIndex, LayerMemory, LayerGPU, LayerCRIU, or "base".
 	Kind string `json:"kind"`
-	// Area and Offset of GPU state.
+	// Area and Offset of GPU state and memory.
 	Area   string `json:"area,omitempty"`
 	Offset uint64 `json:"offset,omitempty"`
 }
@@ -120,7 +120,7 @@ func Outline(ctx context.Context, provider content.Provider, manifest ocispec.De
 
 func layerOf(d ocispec.Descriptor, id digest.Digest) (_ Layer, err error) {
 	l := Layer{Digest: d.Digest, DiffID: id, MediaType: d.MediaType, Bytes: uint64(d.Size), Kind: cmp.Or(d.Annotations[annotations.Layer], LayerBase)}
-	if l.Kind == LayerGPU {
+	if isState(l.Kind) {
 		l.Area = d.Annotations[annotations.Area]
 		if l.Offset, err = strconv.ParseUint(d.Annotations[annotations.Offset], 10, 64); err != nil {
 			return l, fmt.Errorf("%w: %w", images.ErrDamaged, err)

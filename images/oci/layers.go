@@ -26,38 +26,53 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/sign"
 )
 
 type plan struct {
 	kind string
-	// A GPU layer's area and range of its file. The range of another is as long as its entries.
+	// The area of GPU state or memory, and a range of its file. The range of another is as long as its entries.
 	area *images.AreaReader
 	name string
+	ends bool // the file ends with the range
 	span
 	entries []entry
 }
 
 // layerKey is what tells a layer of a checkpoint from its others, by its annotations.
 func layerKey(of map[string]string) string {
-	if of[annotations.Layer] != LayerGPU {
+	if !isState(of[annotations.Layer]) {
 		return of[annotations.Layer]
 	}
-	return LayerGPU + " " + of[annotations.Area] + " " + of[annotations.Offset]
+	return of[annotations.Layer] + " " + of[annotations.Area] + " " + of[annotations.Offset]
 }
 
-// checkpointLayers makes the blobs of GPU state but zeros, and the layers of the checkpoint, several at once.
+// checkpointLayers makes the blobs of memory and GPU state but zeros, and the layers of the checkpoint, several at once.
 func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, previous map[string]layer) ([]layer, error) {
 	var plans []plan
-	areas := c.Areas()
-	for i := range areas {
-		a := &areas[i]
+	var open []*images.AreaReader
+	defer func() {
+		for _, r := range open {
+			r.Close()
+		}
+	}()
+	cut := func(kind string, a *images.Area) {
 		r := a.Open(ctx)
-		defer r.Close()
+		open = append(open, r)
 		for at := uint64(0); at < a.End(); at += b.LayerBytes {
-			plans = append(plans, plan{kind: LayerGPU, area: r, name: a.File, span: span{at, min(at+b.LayerBytes, a.End())}})
+			to := min(at+b.LayerBytes, a.End())
+			plans = append(plans, plan{kind: kind, area: r, name: a.File, ends: to == a.End(), span: span{at, to}})
 		}
 	}
-	last, done, err := criuPlan(c)
+	memory := b.memory(c.Files)
+	for i := range memory { // a restore needs it first
+		cut(LayerMemory, memory[i].Area())
+	}
+	areas := c.Areas()
+	for i := range areas {
+		cut(LayerGPU, &areas[i])
+	}
+	last, done, err := criuPlan(ctx, c.Files, memory)
 	defer done()
 	if err != nil {
 		return nil, err
@@ -86,7 +101,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		return nil, err
 	}
 	layers := slices.Concat(made...)
-	if top := len(layers) - 1; top > 0 && !b.gpuLayers {
+	if top := len(layers) - 1; top > 0 && layers[0].diffID == "" {
 		blobs := layers[:top]
 		index, err := b.index(ctx, blobs)
 		if err != nil {
@@ -99,7 +114,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	return layers, nil
 }
 
-// index makes the layer that says which blobs have the GPU state: a file for each, an images.Pointer.
+// index makes the layer that says which blobs have what: a file for each, an images.Pointer.
 func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
 	var entries []entry
 	for _, l := range blobs {
@@ -118,8 +133,19 @@ func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
 	return l, nil
 }
 
-// criuPlan is the layer with CRIU's images. gpuckpt.json is its first file. done closes the files.
-func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
+// memory returns the files of memory that become blobs: those whose digests a restore finds in the manifest.
+func (b *builder) memory(files []images.File) (found []images.File) {
+	sealed := slices.ContainsFunc(files, func(f images.File) bool { return f.Name == sign.ManifestName })
+	for _, f := range files {
+		if sealed && b.isBlob(LayerMemory) && images.IsMemory(f.Name) && f.Bytes >= minLayerBytes && f.Bytes%images.PageBytes == 0 {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+// criuPlan is the layer with CRIU's images, but those that are blobs. gpuckpt.json is its first file. done closes the files.
+func criuPlan(ctx context.Context, files, blobs []images.File) (p plan, done func(), err error) {
 	var open []io.Closer
 	done = func() {
 		for _, f := range open {
@@ -127,8 +153,11 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 		}
 	}
 	p.kind = LayerCRIU
-	for _, f := range c.Files {
-		r, err := f.Open()
+	for _, f := range files {
+		if slices.ContainsFunc(blobs, func(b images.File) bool { return b.Name == f.Name }) {
+			continue
+		}
+		r, err := f.Reader(ctx)
 		if err != nil {
 			return p, done, fmt.Errorf("read the checkpoint: %w", err)
 		}
@@ -146,10 +175,13 @@ func criuPlan(c *images.Checkpoint) (p plan, done func(), err error) {
 
 // make makes what a plan says, which is in the store then: nothing of zeros.
 func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) ([]layer, error) {
-	if p.kind == LayerGPU {
+	if isState(p.kind) {
 		parts, err := runs(p.area, p.from, p.to)
 		if err != nil {
 			return nil, err
+		}
+		if p.kind == LayerMemory && p.ends {
+			parts = toEnd(parts, p.to)
 		}
 		for _, r := range parts {
 			p.entries = append(p.entries, entry{name: images.PieceFile(p.name, r.from), from: p.area, offset: r.from, len: r.to - r.from})
@@ -163,7 +195,7 @@ func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) 
 	if len(p.entries) == 0 {
 		return nil, nil
 	}
-	if p.kind != LayerGPU || b.gpuLayers {
+	if !b.isBlob(p.kind) {
 		return b.one(ctx, p.kind, p.name, p.from, content, previous, b.writeLayer, func(w io.Writer, meter *images.Meter) error {
 			return writeTar(ctx, w, p.entries, meter)
 		})
@@ -181,16 +213,19 @@ func (b *builder) make(ctx context.Context, p *plan, previous map[string]layer) 
 	return made, nil
 }
 
+// isBlob reports whether what is of a kind is a blob as it is, and no layer.
+func (b *builder) isBlob(kind string) bool { return isState(kind) && !b.layers }
+
 // one makes a layer or a blob, unless it is what previous has in its place.
 func (b *builder) one(ctx context.Context, kind, area string, offset, bytes uint64, previous map[string]layer,
 	write func(context.Context, string, func(io.Writer) error) (*layer, error), fill func(io.Writer, *images.Meter) error,
 ) ([]layer, error) {
 	of := map[string]string{annotations.Layer: kind}
-	if kind == LayerGPU {
+	if isState(kind) {
 		of[annotations.Area], of[annotations.Offset] = area, strconv.FormatUint(offset, 10)
 	}
 	key := layerKey(of)
-	if old, ok := previous[key]; ok && (old.diffID == "") == (kind == LayerGPU && !b.gpuLayers) {
+	if old, ok := previous[key]; ok && (old.diffID == "") == b.isBlob(kind) {
 		// Reading what has changed twice is cheaper than compressing, or writing, what has not.
 		h := digest.Canonical.Digester()
 		if err := fill(h.Hash(), nil); err != nil {

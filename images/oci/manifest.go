@@ -87,7 +87,7 @@ func rootfs(ids []digest.Digest) ocispec.RootFS {
 }
 
 // checkpointKinds are the kinds of layers that a checkpoint has above the container's files.
-var checkpointKinds = []string{layerAnchor, LayerIndex, LayerGPU, LayerCRIU}
+var checkpointKinds = []string{layerAnchor, LayerIndex, LayerMemory, LayerGPU, LayerCRIU}
 
 // readBase reads the base image without what is of a checkpoint that the container
 // was restored from. Layers with writable files stay: the container's own writable
@@ -172,7 +172,7 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	previous := make(map[string]layer)
 	for i, d := range m.Layers {
 		kind := d.Annotations[annotations.Layer]
-		if kind != LayerGPU && kind != LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") { // for others' keys
+		if !isState(kind) && kind != LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") { // for others' keys
 			continue
 		}
 		ok, err := content.Exists(ctx, b.store, d)

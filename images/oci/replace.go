@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -19,7 +20,7 @@ import (
 )
 
 // Replace writes a checkpoint image with other files in place of gpuckpt.json, CRIU's images
-// and what lies beside them; all other layers stay. o.Base is the image; of the other
+// and what lies beside them; all other layers and blobs stay. o.Base is the image; of the other
 // options Provider, Compression, Level, Progress and Discard count. It leaves on an error
 // what Build leaves.
 func Replace(ctx context.Context, store content.Store, o Options, files []images.File) (*Result, error) {
@@ -62,7 +63,7 @@ func (b *builder) replace(ctx context.Context, files []images.File) error {
 			b.count(layer{desc: l, kind: kind, reused: true})
 		}
 	}
-	p, done, err := criuPlan(&images.Checkpoint{Files: files})
+	p, done, err := criuPlan(ctx, slices.DeleteFunc(slices.Clone(files), func(f images.File) bool { return f.Pieces != nil }), nil)
 	defer done()
 	if err != nil {
 		return err

@@ -73,6 +73,7 @@ type verifier struct {
 	manifest ocispec.Manifest
 	diffIDs  []digest.Digest
 	meta     *images.Metadata
+	memory   []sign.File // in blobs
 
 	meter *images.Meter
 	total uint64
@@ -217,8 +218,10 @@ func (v *verifier) verify(ctx context.Context) {
 	_ = g.Wait() // faults are noted
 	for _, a := range areas {
 		a.finish()
-		v.report.Blocks += len(a.area.Digests)
-		v.report.GPUBytes += a.area.Bytes
+		if !images.IsMemory(a.area.File) {
+			v.report.Blocks += len(a.area.Digests)
+			v.report.GPUBytes += a.area.Bytes
+		}
 	}
 	v.report.Layers, v.report.Bytes = len(v.manifest.Layers), v.total
 }
@@ -228,7 +231,7 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 	top := -1
 	for i, l := range m.Layers {
 		kind := l.Annotations[annotations.Layer]
-		if blob := kind == LayerGPU && strings.TrimSuffix(l.MediaType, "+encrypted") == MediaTypeGPU; kind != "" && !blob && !cimages.IsLayerType(l.MediaType) {
+		if blob := isState(kind) && strings.TrimSuffix(l.MediaType, "+encrypted") == MediaTypeGPU; kind != "" && !blob && !cimages.IsLayerType(l.MediaType) {
 			return 0, fmt.Errorf("%w: what has the annotation %s=%s is of the type %s", images.ErrDamaged, annotations.Layer, kind, l.MediaType)
 		}
 		if kind != LayerCRIU {
@@ -249,22 +252,25 @@ func criuLayer(m *ocispec.Manifest) (int, error) {
 func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(context.Context)) {
 	areas = make(map[string]*areaCheck)
 	size, err := layerBytes(v.manifest.Annotations)
-	for _, p := range v.meta.Processes {
-		for _, a := range p.Areas {
-			if err != nil {
-				v.fault(err)
-				return nil, nil
-			}
-			areas[a.File] = newAreaCheck(v, a, size)
+	all := v.meta.Areas()
+	for _, f := range v.memory {
+		all = append(all, images.Area{File: f.Name, Bytes: f.Bytes, Digests: f.Digests})
+	}
+	for _, a := range all {
+		if err != nil {
+			v.fault(err)
+			return nil, nil
 		}
+		areas[a.File] = newAreaCheck(v, a, size)
 	}
 	var blobs, indexed bool
+	ends := make(map[string]bool) // by memory whose last piece is there
 	for i, l := range v.manifest.Layers {
 		if i == top {
 			continue
 		}
 		switch l.Annotations[annotations.Layer] {
-		case LayerGPU:
+		case LayerGPU, LayerMemory:
 		case LayerIndex:
 			indexed = true
 			jobs = append(jobs, func(ctx context.Context) { v.layer(ctx, i, v.readIndex) })
@@ -277,12 +283,19 @@ func (v *verifier) sort(top int) (areas map[string]*areaCheck, jobs []func(conte
 		a := areas[l.Annotations[annotations.Area]]
 		if a == nil {
 			v.fault(fmt.Errorf("%w: %s is of the area %q, which %s does not have", images.ErrDamaged, v.nameOf(i), l.Annotations[annotations.Area], images.MetadataName))
-		} else if err := a.take(i, l); err != nil {
+		} else if end, err := a.take(i, l); err != nil {
 			v.fault(fmt.Errorf("%w: %s: %w", images.ErrDamaged, v.nameOf(i), err))
+		} else if end == a.area.Bytes {
+			ends[a.area.File] = true
+		}
+	}
+	for _, f := range v.memory {
+		if !ends[f.Name] {
+			v.fault(fmt.Errorf("%w: no blob has the end of %s", images.ErrDamaged, f.Name))
 		}
 	}
 	if blobs && !indexed {
-		v.fault(fmt.Errorf("%w: no layer says which blobs have its GPU state", images.ErrDamaged))
+		v.fault(fmt.Errorf("%w: no layer says what its blobs have", images.ErrDamaged))
 	}
 	for _, a := range areas {
 		for i := range a.parts {
@@ -298,7 +311,7 @@ func (v *verifier) nameOf(i int) string {
 	switch kind := l.Annotations[annotations.Layer]; kind {
 	case "":
 		return fmt.Sprintf("layer %d (base, %s)", i, l.Digest)
-	case LayerGPU:
+	case LayerGPU, LayerMemory:
 		return fmt.Sprintf("layer %d (%s from %s, %s)", i, l.Annotations[annotations.Area], l.Annotations[annotations.Offset], l.Digest)
 	default:
 		return fmt.Sprintf("layer %d (%s, %s)", i, kind, l.Digest)
@@ -369,11 +382,11 @@ func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digeste
 	return nil
 }
 
-// readIndex compares the layer that says which blobs have the GPU state with what the manifest says.
+// readIndex compares the layer that says what the blobs have with what the manifest says.
 func (v *verifier) readIndex(r io.Reader) error {
 	want := make(map[string]string)
 	for i, l := range v.manifest.Layers {
-		if l.Annotations[annotations.Layer] == LayerGPU && v.diffIDs[i] == "" {
+		if isState(l.Annotations[annotations.Layer]) && v.diffIDs[i] == "" {
 			offset, _ := strconv.ParseUint(l.Annotations[annotations.Offset], 10, 64) // another is a fault of the blob
 			want[images.PieceFile(l.Annotations[annotations.Area], offset)] = images.Pointer{Digest: l.Digest, Bytes: uint64(l.Size)}.String()
 		}
@@ -418,7 +431,7 @@ func (v *verifier) readCRIU(r io.Reader) error {
 		return sealed.Take(name, size, bytes.NewReader(data))
 	})
 	if err == nil {
-		v.report.Seal, err = sealed.Seal()
+		v.report.Seal, v.memory, err = sealed.Seal()
 	}
 	if err == nil && v.meta == nil {
 		err = fmt.Errorf("%w: it has no %s", images.ErrDamaged, images.MetadataName)

@@ -173,7 +173,7 @@ func TestVerifyComparesTheIndex(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Layers = m.Layers[1:]
-	refuses(t, store, rewritten(t, store, m, config), images.ErrDamaged, "no layer says which blobs")
+	refuses(t, store, rewritten(t, store, m, config), images.ErrDamaged, "no layer says what its blobs have")
 }
 
 // replaced gives the manifest of an image one of whose layers has been replaced

@@ -141,7 +141,7 @@ func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 
 // digestBlock reads one block of a file, on so many threads.
 func digestBlock(ctx context.Context, f images.File, number, threads int) (string, error) {
-	r, err := f.Open()
+	r, err := f.Reader(ctx)
 	if err != nil {
 		return "", fmt.Errorf("read the checkpoint: %w", err)
 	}

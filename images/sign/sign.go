@@ -330,14 +330,20 @@ func (w writer) Write(b []byte) (int, error) {
 }
 
 // Seal returns the seal among the files that were taken, nil if there is none, and whether
-// the others are the manifest's: ErrMalformed or ErrChanged.
-func (c *Collector) Seal() (*Seal, error) {
+// the others are the manifest's: ErrMalformed or ErrChanged. memory is what the manifest says of files that were not
+// taken, and may be in pieces elsewhere.
+func (c *Collector) Seal() (_ *Seal, memory []File, _ error) {
 	if c.seal.Manifest == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	m, err := Parse(c.seal.Manifest)
-	if err == nil {
-		err = m.compare(c.files, true)
+	if err != nil {
+		return &c.seal, nil, err
 	}
-	return &c.seal, err
+	for _, f := range m.Files {
+		if images.IsMemory(f.Name) && !slices.ContainsFunc(c.files, func(had File) bool { return had.Name == f.Name }) {
+			memory = append(memory, f)
+		}
+	}
+	return &c.seal, memory, m.compare(append(slices.Clip(c.files), memory...), true)
 }

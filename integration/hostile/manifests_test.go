@@ -215,7 +215,7 @@ func (p *picture) values(at spot, good any, paths []string) (all []value) {
 			add(kind, kind)
 		}
 	case name == annotations.Layer:
-		for _, kind := range []string{oci.LayerGPU, oci.LayerCRIU, oci.LayerRW, oci.LayerIndex, oci.LayerBase} {
+		for _, kind := range []string{oci.LayerGPU, oci.LayerMemory, oci.LayerCRIU, oci.LayerRW, oci.LayerIndex, oci.LayerBase} {
 			add("kind "+kind, kind)
 		}
 	case strings.Contains(name, "restart"):

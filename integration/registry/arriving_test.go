@@ -25,8 +25,8 @@ type away struct {
 	c    *harness.Containerd
 	name string
 	made harness.CheckpointAnswer
-	gpu  []blob // its layers of GPU state
-	criu blob   // and CRIU's
+	gpu  []blob // its blobs of memory and GPU state
+	criu blob   // and CRIU's layer
 	port int
 	cdi  string
 }
@@ -49,24 +49,28 @@ func sentBy(t *testing.T, c *harness.Containerd) *away {
 	t.Helper()
 	r := &away{server: serve(t, false), c: c}
 	r.name = r.ref("job:1")
-	k := start(t, r.c, harness.RunSpec{}, "pattern", "--bytes", "201326592", "--chunks", "3", "--seed", "7")
+	k := start(t, r.c, harness.RunSpec{}, "pattern", "--bytes", "201326592", "--chunks", "3", "--seed", "7", "--host-bytes", "96M")
 	k.Expect(t, "count", "101")
 	r.port, r.cdi = k.Port, cdiSpec(t, r.c)
 	r.made = asJSON[harness.CheckpointAnswer](t, r.c, "checkpoint", k.ID, "--image", r.name)
+	memory := 0
 	for _, l := range asJSON[struct {
 		Image struct {
 			Layers []blob `json:"layers"`
 		} `json:"image"`
 	}](t, r.c, "image", "inspect", r.name).Image.Layers {
 		switch l.Kind {
+		case "memory":
+			memory++
+			r.gpu = append(r.gpu, l)
 		case "gpu":
 			r.gpu = append(r.gpu, l)
 		case "criu":
 			r.criu = l
 		}
 	}
-	if len(r.gpu) < 3 {
-		t.Fatalf("the image has %d layers of GPU state", len(r.gpu))
+	if memory < 2 || len(r.gpu)-memory < 3 {
+		t.Fatalf("the image has %d blobs of memory, and %d of GPU state", memory, len(r.gpu)-memory)
 	}
 	k.MustRemove(t)
 	gpuckpt(t, r.c, "image", "push", r.name)

@@ -4,6 +4,7 @@
 package criu
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -28,7 +29,7 @@ type Copy struct {
 // not known is refused. edit, if it is not nil, may change or refuse an entry, see image.Set.Copy.
 // The directory may take so many bytes of memory, 0 for the kernel's bound. Nothing changes it any
 // more. Close must be called.
-func (im *Images) Copy(bundle string, bytes uint64, edit func(*image.Entry) error) (_ *Copy, err error) {
+func (im *Images) Copy(ctx context.Context, bundle string, bytes uint64, edit func(*image.Entry) error) (_ *Copy, err error) {
 	dir, err := image.NewDir(bytes)
 	if err != nil {
 		return nil, err
@@ -39,7 +40,7 @@ func (im *Images) Copy(bundle string, bytes uint64, edit func(*image.Entry) erro
 			c.Close()
 		}
 	}()
-	if err := im.Set.Copy(dir, edit); err != nil {
+	if err := im.Set.Copy(ctx, dir, edit); err != nil {
 		return nil, err
 	}
 	if err := dir.Seal(); err != nil {

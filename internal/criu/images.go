@@ -27,8 +27,10 @@ type Images struct {
 	mounts []*mnt.MntEntry // once they were read
 }
 
-// Open returns a reader of the images in a directory. It reads nothing yet.
-func Open(dir string) *Images { return &Images{Set: image.Open(dir), dir: dir} }
+// Open returns a reader of the images in a directory, and of those files that are in pieces elsewhere. It reads nothing yet.
+func Open(dir string, files ...images.File) *Images {
+	return &Images{Set: image.Open(dir, files...), dir: dir}
+}
 
 // Mounts returns the paths in the container at which a dump had something mounted
 // from outside: the bind mounts of the container's spec, which CRIU calls external

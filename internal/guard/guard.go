@@ -130,7 +130,6 @@ const mostEnded = 100_000
 func (c *Copied) Close() {
 	if c != nil {
 		c.Images.Close()
-		c.Memory.Close()
 	}
 }
 
@@ -177,7 +176,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	}
 	renewed := &renewals{spec: file.Spec, rootfs: rootfs}
 	dumped.Parts = c.Memory.Parts
-	c.Images, err = dumped.Copy(settings.Bundle, 0, func(e *image.Entry) error {
+	c.Images, err = dumped.Copy(ctx, settings.Bundle, 0, func(e *image.Entry) error {
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}

@@ -171,7 +171,7 @@ func TestEveryFieldOfAHostileImage(t *testing.T) {
 func TestALookChangesNothing(t *testing.T) {
 	dir, spec := zoo(t)
 	copied := func(images *criu.Images) map[string]string {
-		to, err := images.Copy(t.TempDir(), 0, nil)
+		to, err := images.Copy(t.Context(), t.TempDir(), 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -6,7 +6,6 @@ package image
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"time"
@@ -50,8 +49,8 @@ func NewDir(bytes uint64) (*Dir, error) {
 	return &Dir{tmpfs: mount, fd: -1, ns: -1}, nil
 }
 
-func (d *Dir) write(name string, content func(io.Writer) error) error {
-	fd, err := unix.Openat(d.tmpfs, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+func (d *Dir) write(name string, content func(*os.File) error) error {
+	fd, err := unix.Openat(d.tmpfs, name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return fmt.Errorf("copy CRIU's image %s: %w", name, err)
 	}
@@ -65,7 +64,7 @@ func (d *Dir) write(name string, content func(io.Writer) error) error {
 
 // Bind lends CRIU an open file under a name. The file is not read.
 func (d *Dir) Bind(name string, f *os.File) error {
-	if err := d.write(name, func(io.Writer) error { return nil }); err != nil { // what it is mounted on
+	if err := d.write(name, func(*os.File) error { return nil }); err != nil { // what it is mounted on
 		return err
 	}
 	tree, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)

@@ -91,7 +91,7 @@ func copied(t testing.TB, dir string, edit func(*Entry) error) (map[string]strin
 		t.Fatal(err)
 	}
 	defer to.Close()
-	if err := Open(dir).Copy(to, edit); err != nil {
+	if err := Open(dir).Copy(t.Context(), to, edit); err != nil {
 		return nil, err
 	}
 	if err := to.Seal(); err != nil {
@@ -371,7 +371,7 @@ func TestEditedAndAppended(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	if err := errors.Join(s.Copy(to, rename), to.Seal()); err != nil {
+	if err := errors.Join(s.Copy(t.Context(), to, rename), to.Seal()); err != nil {
 		t.Fatal(err)
 	}
 	if data, err := os.ReadFile(filepath.Join(to.Path(), "files.img")); err != nil || !bytes.Equal(data, imageOf(t, "FILES", fileOf("/edited"))) {
@@ -402,7 +402,7 @@ func TestDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	if err := Open(dir).Copy(to, nil); err != nil {
+	if err := Open(dir).Copy(t.Context(), to, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := to.Seal(); err != nil {
@@ -441,7 +441,7 @@ func TestDir(t *testing.T) {
 	}
 	defer small.Close()
 	put1(t, dir, "files.img", imageOf(t, "FILES", fileOf(strings.Repeat("x", 1<<16))))
-	if err := Open(dir).Copy(small, nil); !errors.Is(err, unix.ENOSPC) {
+	if err := Open(dir).Copy(t.Context(), small, nil); !errors.Is(err, unix.ENOSPC) {
 		t.Errorf("error %v, want %v", err, unix.ENOSPC)
 	}
 }

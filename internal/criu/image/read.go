@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -51,6 +52,7 @@ type Set struct {
 	Parts func(name string) (parts []Part, some bool)
 
 	dir    string
+	pieces map[string]images.File // files that are elsewhere, in pieces, by name
 	magics map[string]uint64
 	// Bytes that may still be read: of the files of each budget, each once.
 	left, largeLeft int64
@@ -78,20 +80,26 @@ func (e *Entry) Errorf(format string, args ...any) error {
 
 var magics = sync.OnceValue(func() map[string]uint64 { return magic.LoadMagic().ByName })
 
-// Open returns the images in a directory. It reads nothing yet. All entries together may have
-// maxBytes, whoever asks for them.
-func Open(dir string) *Set {
-	return &Set{dir: dir, magics: magics(), left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
+// Open returns the images in a directory, and those of some files that are in pieces elsewhere. It reads nothing yet. All
+// entries together may have maxBytes, whoever asks for them.
+func Open(dir string, files ...images.File) *Set {
+	s := &Set{dir: dir, pieces: make(map[string]images.File), magics: magics(), left: maxBytes, largeLeft: maxLarge, charged: make(map[string]bool)}
+	for _, f := range files {
+		if f.Pieces != nil {
+			s.pieces[f.Name] = f
+		}
+	}
+	return s
 }
 
-// Names returns the names of all files of the directory, sorted. A file of an unknown kind, or
-// one that is not a regular file, is an error.
+// Names returns the names of all files, sorted. A file of an unknown kind, or one that is not a regular file, is an error.
 func (s *Set) Names() (names []string, err error) {
 	d, err := os.Open(s.dir)
 	if err != nil {
 		return nil, fmt.Errorf("read CRIU's images: %w", err)
 	}
 	defer d.Close()
+	names = slices.Collect(maps.Keys(s.pieces))
 	for {
 		entries, err := d.ReadDir(1024)
 		for _, e := range entries {
@@ -119,7 +127,7 @@ func (s *Set) Names() (names []string, err error) {
 // Has reports whether there is a file of that name.
 func (s *Set) Has(name string) bool {
 	_, err := os.Lstat(filepath.Join(s.dir, name))
-	return !errors.Is(err, os.ErrNotExist)
+	return !errors.Is(err, os.ErrNotExist) || s.pieces[name].Pieces != nil
 }
 
 // All calls do with every entry of every image, by the names of the files. It refuses what Copy
@@ -210,6 +218,18 @@ func (s *Set) each(name string, do func(*Entry, *io.LimitedReader) error) error 
 func (s *Set) OpenFile(name string) (*os.File, error) {
 	f, _, err := s.open(name)
 	return f, err
+}
+
+// Memory returns where a file is that is not read here.
+func (s *Set) Memory(name string) (*images.Area, error) {
+	if f, ok := s.pieces[name]; ok {
+		return f.Area(), nil
+	}
+	f, size, err := s.open(name)
+	if err != nil {
+		return nil, err
+	}
+	return images.File{Name: name, Path: f.Name(), Bytes: uint64(size)}.Area(), f.Close()
 }
 
 // ReadText parses a file of a dump that is text of ours, if there is one. parse reads it with Lines.

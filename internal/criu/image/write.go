@@ -6,6 +6,7 @@ package image
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
 // ErrOmit is returned by an edit to leave an entry out, and the data behind it.
@@ -37,13 +39,13 @@ type Part struct{ Offset, Bytes uint64 }
 // before it is written, may change the message, and may refuse the image by an error or leave
 // the entry out by ErrOmit. It must not change how much data follows. After an error the
 // directory is of no use.
-func (s *Set) Copy(to *Dir, edit func(*Entry) error) error {
+func (s *Set) Copy(ctx context.Context, to *Dir, edit func(*Entry) error) error {
 	names, err := s.Names()
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := s.copy(to, name, edit); err != nil {
+		if err := s.copy(ctx, to, name, edit); err != nil {
 			return err
 		}
 	}
@@ -107,48 +109,62 @@ func (s *Set) Edit(name string, edit func(*Entry) error) error {
 	return errors.Join(err, to.Close())
 }
 
-func (s *Set) copy(to *Dir, name string, edit func(*Entry) error) error {
+func (s *Set) copy(ctx context.Context, to *Dir, name string, edit func(*Entry) error) error {
 	k := KindOf(name)
 	switch k.form {
 	case leftOut:
 		return nil
 	case lent:
-		f, _, err := s.open(name)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		if s.Parts != nil {
-			if parts, some := s.Parts(name); some {
-				return to.write(name, func(w io.Writer) error { return copyParts(w, f, parts) })
-			}
-		}
-		return to.Bind(name, f)
+		return s.lend(ctx, to, name)
 	case descriptors, devices:
 		data, err := s.text(name, k)
 		if err != nil {
 			return err
 		}
-		return to.write(name, func(w io.Writer) error {
+		return to.write(name, func(w *os.File) error {
 			_, err := w.Write(data)
 			return err
 		})
 	}
-	return to.write(name, func(w io.Writer) error { return s.rewrite(w, k, name, edit) })
+	return to.write(name, func(w *os.File) error { return s.rewrite(w, k, name, edit) })
 }
 
-// copyParts writes parts of a file, one behind the other.
-func copyParts(w io.Writer, f *os.File, parts []Part) error {
-	for _, p := range parts {
-		n, err := io.Copy(w, io.NewSectionReader(f, int64(p.Offset), int64(p.Bytes)))
-		if err == nil && uint64(n) != p.Bytes {
-			err = fmt.Errorf("%w: %s is cut short: %w", images.ErrDamaged, f.Name(), io.ErrUnexpectedEOF)
-		}
+// lend has CRIU read a file as it is, or a copy of what it needs of it. A file in pieces is always copied.
+func (s *Set) lend(ctx context.Context, to *Dir, name string) error {
+	var parts []Part
+	some := false
+	if s.Parts != nil {
+		parts, some = s.Parts(name)
+	}
+	if _, pieces := s.pieces[name]; !some && !pieces {
+		f, err := s.OpenFile(name)
 		if err != nil {
 			return err
 		}
+		defer f.Close()
+		return to.Bind(name, f)
 	}
-	return nil
+	from, err := s.Memory(name)
+	if err != nil {
+		return err
+	}
+	r := from.Open(ctx)
+	defer r.Close()
+	return to.write(name, func(w *os.File) error {
+		if !some {
+			return mmapfile.Copy(w, io.NewSectionReader(r, 0, int64(from.Bytes)))
+		}
+		buf := make([]byte, 1<<20)
+		for _, p := range parts {
+			if p.Offset+p.Bytes > from.Bytes {
+				return fmt.Errorf("%w: %s is cut short: %w", images.ErrDamaged, name, io.ErrUnexpectedEOF)
+			}
+			if err := r.WriteRange(w, p.Offset, p.Offset+p.Bytes, buf); err != nil {
+				return fmt.Errorf("copy CRIU's image %s: %w", name, err)
+			}
+		}
+		return nil
+	})
 }
 
 // rewrite writes an image of entries again.

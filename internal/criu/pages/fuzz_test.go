@@ -52,7 +52,6 @@ func FuzzPlan(f *testing.F) {
 		if err != nil {
 			return
 		}
-		defer p.Close()
 		var total uint64
 		err = set.Each("pagemap-7.img", func(e *image.Entry) error {
 			if err := p.Edit(e); err != nil && err != image.ErrOmit { //nolint:errorlint // it is returned as it is
@@ -129,7 +128,6 @@ func FuzzSegments(f *testing.F) {
 		if err != nil {
 			return
 		}
-		defer p.Close()
 		task := p.tasks[names[3]]
 		if task == nil {
 			return

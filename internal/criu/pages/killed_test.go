@@ -186,20 +186,15 @@ func TestFillWorkerKilled(t *testing.T) {
 	if err := os.WriteFile(name, bytes.Repeat([]byte{7}, programBytes), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
 	for number := range inside {
-		p := &Plan{tasks: map[string]*task{"pagemap": {pid: number, file: f, pieces: []Piece{{at, programBytes, 0}}}}}
+		p := &Plan{tasks: map[string]*task{"pagemap": {pid: number, from: fileArea(t, name), pieces: []Piece{{at, programBytes, 0}}}}}
 		w, err := StartWorker(nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		stopped(t, w)
 		err = killIn(t, w, func() error {
-			_, err := p.Fill(func() (*Worker, error) { return w, nil }, inside)
+			_, err := p.Fill(t.Context(), func() (*Worker, error) { return w, nil }, inside)
 			return err
 		})
 		if !errors.Is(err, ErrWorkerGone) || !strings.Contains(err.Error(), "fill the memory of process") {

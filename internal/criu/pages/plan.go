@@ -6,7 +6,6 @@ package pages
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sort"
 
@@ -59,14 +58,13 @@ type task struct {
 	full   []span  // the mappings that are filled with huge pages
 	pages  string  // the image that has the memory
 	bytes  uint64  // that the image must have
-	file   *os.File
+	from   *images.Area
 	at     uint64 // where the next entry's memory is in it
 	pieces []Piece
 	rest   []image.Part
 }
 
-// NewPlan chooses mappings of a process that together hold at least so many bytes; 0 chooses none. Close
-// must be called.
+// NewPlan chooses mappings of a process that together hold at least so many bytes; 0 chooses none.
 func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 	p := &Plan{set: set, tasks: make(map[string]*task)}
 	if least == 0 {
@@ -84,16 +82,14 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 		all = slices.DeleteFunc(all, func(s span) bool { return known[s] > 1 })
 		if name := fmt.Sprintf("pagemap-%d.img", number); len(all) > 0 && set.Has(name) {
 			if err := p.choose(name, number, all, least); err != nil {
-				p.Close()
 				return nil, err
 			}
 		}
 	}
 	if err := p.chooseSegments(names, least); err != nil {
-		p.Close()
 		return nil, err
 	}
-	return p, p.open()
+	return p, p.find()
 }
 
 // mappings returns the mappings that may be chosen, by the number of their process, and how many
@@ -188,15 +184,14 @@ func (p *Plan) choose(name string, pid int, may []span, least uint64) error {
 	return nil
 }
 
-// open opens the images that have the memory. One that two images refer to stays with CRIU.
-func (p *Plan) open() (err error) {
+// find finds the images that have the memory. One that two images refer to stays with CRIU.
+func (p *Plan) find() (err error) {
 	users := make(map[string]int)
 	err = image.EachOf(p.set, "pagemap-*.img", func(m *pagemap.PagemapHead) error {
 		users[fmt.Sprintf("pages-%d.img", m.GetPagesId())]++
 		return nil
 	})
 	if err != nil {
-		p.Close()
 		return err
 	}
 	for name, t := range p.tasks {
@@ -204,24 +199,14 @@ func (p *Plan) open() (err error) {
 			delete(p.tasks, name)
 			continue
 		}
-		if t.file, err = p.set.OpenFile(t.pages); err == nil {
-			err = longEnough(t.file, t.bytes)
+		if t.from, err = p.set.Memory(t.pages); err == nil && t.from.Bytes < t.bytes {
+			err = fmt.Errorf("%w: %s has %d bytes of memory of %d", images.ErrDamaged, t.pages, t.from.Bytes, t.bytes)
 		}
 		if err != nil {
-			p.Close()
 			return err
 		}
 	}
 	return nil
-}
-
-// longEnough refuses an image that lacks memory which its pagemap says it has.
-func longEnough(f *os.File, bytes uint64) error {
-	info, err := f.Stat()
-	if err == nil && uint64(info.Size()) < bytes {
-		err = fmt.Errorf("%w: %s has %d bytes of memory of %d", images.ErrDamaged, f.Name(), info.Size(), bytes)
-	}
-	return err
 }
 
 // spanOf returns the addresses of an entry. ok is false for one whose memory is not in the image, and
@@ -326,19 +311,6 @@ func (p *Plan) Parts(name string) (parts []image.Part, some bool) {
 		}
 	}
 	return nil, false
-}
-
-// Close closes the images. It can be called on nil.
-func (p *Plan) Close() {
-	if p == nil {
-		return
-	}
-	for _, t := range p.tasks {
-		if t.file != nil {
-			t.file.Close()
-		}
-	}
-	clear(p.tasks)
 }
 
 // numberOf returns the number of the process whose mappings an image has.

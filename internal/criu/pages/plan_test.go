@@ -7,9 +7,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
@@ -92,7 +94,6 @@ func plan(t testing.TB, dir string) *Plan {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(p.Close)
 	return p
 }
 
@@ -105,7 +106,7 @@ func copyBy(t testing.TB, dir string, p *Plan) string {
 	}
 	t.Cleanup(to.Close)
 	p.set.Parts = p.Parts
-	if err := p.set.Copy(to, p.Edit); err != nil {
+	if err := p.set.Copy(t.Context(), to, p.Edit); err != nil {
 		t.Fatal(err)
 	}
 	if err := to.Seal(); err != nil {
@@ -242,9 +243,66 @@ func TestPlanOfNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
 	if got := p.tasks["pagemap-7.img"].spans; len(got) != 1 {
 		t.Errorf("chosen are %v", got)
+	}
+}
+
+// Memory that lies in pieces elsewhere is planned, copied for CRIU, and filled as that of one file.
+func TestPlanInPieces(t *testing.T) {
+	const pieces, pages = 3, 2*images.PieceAlign/pageBytes + 8
+	mapped := mapMemory(t, pages, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
+	want := make([]byte, pages*pageBytes)
+	for i := range want {
+		want[i] = byte(i/pageBytes*7 + i%13 + 1)
+	}
+	dir, blobs := t.TempDir(), t.TempDir()
+	first := addressOf(mapped) / pageBytes
+	writeImage(t, dir, "mm-7.img", "MM", memory(mapping(first, pages)))
+	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(1, 4), run(first, pages)) // the first four are CRIU's
+	file := slices.Concat(bytes.Repeat([]byte{9}, 4*pageBytes), want)
+	var location images.Location
+	for i := range pieces {
+		from := i * images.PieceAlign
+		part := file[from:min(from+images.PieceAlign, len(file))]
+		name := filepath.Join(blobs, fmt.Sprint(i))
+		if err := os.WriteFile(name, part, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		location = append(location, images.Piece{Path: name, Offset: uint64(from), Bytes: uint64(len(part))})
+	}
+	f, err := images.InPieces("pages-3.img", location)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := image.Open(dir, f)
+	if names, err := set.Names(); err != nil || !slices.Contains(names, "pages-3.img") || !set.Has("pages-3.img") {
+		t.Errorf("the images are %v, %v", names, err)
+	}
+	p, err := NewPlan(set, least)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to := copyBy(t, dir, p)
+	if got, err := os.ReadFile(filepath.Join(to, "pages-3.img")); err != nil || !bytes.Equal(got, file[:4*pageBytes]) {
+		t.Errorf("CRIU gets %d bytes, %v", len(got), err)
+	}
+	task := p.tasks["pagemap-7.img"]
+	if n, err := fill(os.Getpid(), task.from, task.pieces, false); err != nil || n != uint64(len(want)) {
+		t.Fatalf("%d bytes, %v", n, err)
+	}
+	if !bytes.Equal(mapped, want) {
+		t.Error("the memory is not what the pieces have")
+	}
+	p, err = NewPlan(image.Open(dir, f), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(copyBy(t, dir, p), "pages-3.img")); err != nil || !bytes.Equal(got, file) {
+		t.Errorf("a CRIU that restores all memory gets %d bytes, %v", len(got), err)
+	}
+	if p, err = NewPlan(image.Open(dir, images.File{Name: f.Name, Bytes: f.Bytes - pageBytes, Pieces: f.Pieces}), least); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("of memory that is too short: %v, %v", p, err)
 	}
 }
 
@@ -261,7 +319,7 @@ func TestPlanChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer to.Close()
-	if err := p.set.Copy(to, p.Edit); !errors.Is(err, images.ErrDamaged) {
+	if err := p.set.Copy(t.Context(), to, p.Edit); !errors.Is(err, images.ErrDamaged) {
 		t.Errorf("got %v, want %v", err, images.ErrDamaged)
 	}
 }

@@ -305,11 +305,11 @@ func TestFillShared(t *testing.T) {
 		"private memory": mapMemory(t, 8, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1),
 		"a private copy": mapMemory(t, 8, unix.MAP_PRIVATE, int(f.Fd())),
 	} {
-		if n, err := fill(os.Getpid(), name, []Piece{{addressOf(at), pageBytes, 0}}, true); err == nil {
+		if n, err := fill(os.Getpid(), fileArea(t, name), []Piece{{addressOf(at), pageBytes, 0}}, true); err == nil {
 			t.Errorf("%s: %d bytes are written", what, n)
 		}
 	}
-	if n, err := fill(os.Getpid(), name, []Piece{{addressOf(mapped), 8 * pageBytes, 0}}, true); err != nil || n != 8*pageBytes {
+	if n, err := fill(os.Getpid(), fileArea(t, name), []Piece{{addressOf(mapped), 8 * pageBytes, 0}}, true); err != nil || n != 8*pageBytes {
 		t.Errorf("%d bytes, %v", n, err)
 	}
 	got := make([]byte, 8*pageBytes)
@@ -336,7 +336,7 @@ func TestFillSharedByHugePages(t *testing.T) {
 	defer unmap()
 	at, short := addressOf(mapped), uint64(pageBytes) // which the last one lacks
 	pieces := []Piece{{at, mmapfile.HugePage / 2, 0}, {at + mmapfile.HugePage/2, size - mmapfile.HugePage/2 - short, mmapfile.HugePage / 2}}
-	if _, err := fill(os.Getpid(), name, pieces, true); err != nil {
+	if _, err := fill(os.Getpid(), fileArea(t, name), pieces, true); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(mapped[:size-short], bytes.Repeat([]byte{1}, int(size-short))) || mapped[size-1] != 0 {

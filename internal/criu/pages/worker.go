@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
@@ -54,9 +55,12 @@ const (
 type order struct {
 	Op  string `json:"op"`
 	PID int    `json:"pid"`
-	// Path of the file that has the Pieces of a fill, or of the directory of a scan and a merge.
-	Path   string  `json:"path,omitempty"`
-	Pieces []Piece `json:"pieces,omitempty"`
+	// Path of the directory of a scan and a merge, or what errors call the file of a fill.
+	Path string `json:"path,omitempty"`
+	// Bytes of that file, where they are, and its Pieces that are copied.
+	Bytes    uint64          `json:"bytes,omitempty"`
+	Location images.Location `json:"location,omitempty"`
+	Pieces   []Piece         `json:"pieces,omitempty"`
 	// Spans of a scan, and what they must hold together. Of a segment it is where the process has it mapped.
 	Spans []span `json:"spans,omitempty"`
 	Least uint64 `json:"least,omitempty"`
@@ -83,9 +87,8 @@ func (w *Worker) ask(doing string, o order) (answer, error) {
 	return worker.Order[answer](w.Worker, doing, o, worker.LongOrder)
 }
 
-func (w *Worker) fill(pid int, f *os.File, pieces []Piece, shared bool) (uint64, error) {
-	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), f.Fd())
-	a, err := w.ask("copy "+f.Name(), order{Op: opFill, PID: pid, Path: path, Pieces: pieces, Shared: shared})
+func (w *Worker) fill(pid int, from *images.Area, pieces []Piece, shared bool) (uint64, error) {
+	a, err := w.ask("copy "+from.File, order{Op: opFill, PID: pid, Path: from.File, Bytes: from.Bytes, Location: from.Location, Pieces: pieces, Shared: shared})
 	return a.Bytes, err
 }
 
@@ -103,7 +106,7 @@ func (w *Worker) merge(from source, number int, dir string, digest bool) (answer
 func (d *dumper) do(o order) (a answer, err error) {
 	switch o.Op {
 	case opFill:
-		a.Bytes, err = fill(o.PID, o.Path, o.Pieces, o.Shared)
+		a.Bytes, err = fill(o.PID, &images.Area{File: o.Path, Bytes: o.Bytes, Location: o.Location}, o.Pieces, o.Shared)
 	case opScan:
 		if a.Spans, err = d.scan(o.source(), o.Spans, o.Least); err == nil {
 			d.makeRoom(o.source(), o.Path)

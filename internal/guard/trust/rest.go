@@ -5,7 +5,6 @@ package trust
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/sign"
@@ -22,11 +21,16 @@ import (
 //  3. Close, in any case.
 //
 // A checkpoint that is admitted without (nil) is compared whole. The zero Rest has nothing to compare.
-type Rest struct{ later *sign.Later }
+type Rest struct {
+	// Mounted says that the checkpoint's directory is mounted for a moment: what is in it is compared at once.
+	Mounted bool
+
+	later *sign.Later
+}
 
 // takes reports whether a file is compared later: an image of memory that has at least a block.
 func (r *Rest) takes(f images.File) bool {
-	return r != nil && strings.HasPrefix(f.Name, "pages-") && f.Bytes >= images.BlockBytes
+	return r != nil && images.IsMemory(f.Name) && (f.Pieces != nil || f.Bytes >= images.BlockBytes && !r.Mounted)
 }
 
 // begin begins to compare. It calls right when all is right.

@@ -108,66 +108,52 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 			source.Close()
 		}
 	}()
-	if err := admit(ctx, read, true, dirs, rest); err != nil {
+	err = admit(ctx, read, true, dirs, rest, func() ([]images.File, error) {
+		files, err := images.ListImage(blobs, dirs...)
+		if source == nil || err == nil { // containerd may have all by another pull
+			source.Close()
+			source = nil
+			return files, err
+		}
+		blobs = source.Blobs
+		files, err = images.ListImage(blobs, dirs...)
+		source.Set(&images.Checkpoint{Files: files})
+		return files, err
+	})
+	if err != nil {
 		return nil, nil, "", err
 	}
 	found, err := images.OpenImage(blobs, roots...)
-	if source == nil || err == nil { // containerd may have all by another pull
-		source.Close()
-		return found, nil, "", err
+	if err == nil && source != nil {
+		source.Set(found)
 	}
-	if found, err = images.OpenImage(source.Blobs, roots...); err != nil {
-		return nil, nil, "", err
-	}
-	source.Set(found)
-	return found, source, "", nil
+	return found, source, "", err
 }
 
 // Admit refuses a checkpoint that the client names and that the node's policy does not let
 // in. For rest see Rest.
 func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) error {
-	return admit(ctx, read, false, []string{dir}, rest)
+	return admit(ctx, read, false, []string{dir}, rest, func() ([]images.File, error) { return images.ListDirs(dir) })
 }
 
-func admit(ctx context.Context, read config.Source, image bool, dirs []string, rest *Rest) error {
-	view, err := read()
+// admit compares the files, which list returns, if the policy wants it or if some are in pieces. The blob of a piece may be
+// anybody's.
+func admit(ctx context.Context, read config.Source, image bool, dirs []string, rest *Rest, list func() ([]images.File, error)) error {
+	s, entry, err := vet(ctx, read, image, dirs)
+	if err != nil || s == nil && !image {
+		return err
+	}
+	files, err := list()
 	if err != nil {
 		return err
 	}
-	signed := view.Restore.NeedsSignature()
-	listed := image && view.Restore.ListsDigests() // then the manifest counts, signed or not
-	if !signed && !listed {
-		if !image {
+	if s == nil {
+		pieces := slices.ContainsFunc(files, func(f images.File) bool { return f.Pieces != nil })
+		if !pieces {
 			return nil
 		}
-		return view.AllowsImage("")
-	}
-	files, err := images.ListDirs(dirs...)
-	if err != nil {
-		return err
-	}
-	s, err := sign.Read(files)
-	switch {
-	case err != nil && (signed || !errors.Is(err, sign.ErrUnsigned)):
-		return refused(dirs[0], err)
-	case s == nil:
-		return view.AllowsImage("")
-	}
-	entry := log.G(ctx)
-	if signed {
-		keys, err := Keys(view.Node)
-		if err != nil {
-			return err
-		}
-		key, err := s.SignedBy(keys)
-		if err != nil {
-			return refused(dirs[0], fmt.Errorf("%w: it has %s; %s", err, strings.Join(s.Names(), ", "), words(keys)))
-		}
-		entry = entry.WithField("key", key.Name)
-	}
-	if image {
-		if err := view.AllowsImage(sign.Digest(s.Manifest)); err != nil {
-			return err
+		if s, err = sign.Read(files); s == nil {
+			return fmt.Errorf("%w: it has memory in pieces, and: %w", images.ErrDamaged, err)
 		}
 	}
 	m, err := sign.Parse(s.Manifest)
@@ -194,6 +180,50 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string, r
 	}
 	rest.begin(later, right)
 	return nil
+}
+
+// vet returns what the files must be by the node's policy, signed or listed by its digest: nil of those that it lets in as
+// they are.
+func vet(ctx context.Context, read config.Source, image bool, dirs []string) (*sign.Seal, *log.Entry, error) {
+	view, err := read()
+	if err != nil {
+		return nil, nil, err
+	}
+	entry := log.G(ctx)
+	signed := view.Restore.NeedsSignature()
+	listed := image && view.Restore.ListsDigests() // then the manifest counts, signed or not
+	if !signed && !listed {
+		if image {
+			err = view.AllowsImage("")
+		}
+		return nil, entry, err
+	}
+	files, err := images.ListDirs(dirs...)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := sign.Read(files)
+	switch {
+	case err != nil && (signed || !errors.Is(err, sign.ErrUnsigned)):
+		return nil, nil, refused(dirs[0], err)
+	case s == nil:
+		return nil, entry, view.AllowsImage("")
+	}
+	if signed {
+		keys, err := Keys(view.Node)
+		if err != nil {
+			return nil, nil, err
+		}
+		key, err := s.SignedBy(keys)
+		if err != nil {
+			return nil, nil, refused(dirs[0], fmt.Errorf("%w: it has %s; %s", err, strings.Join(s.Names(), ", "), words(keys)))
+		}
+		entry = entry.WithField("key", key.Name)
+	}
+	if image {
+		err = view.AllowsImage(sign.Digest(s.Manifest))
+	}
+	return s, entry, err
 }
 
 // errOldDigests refuses a checkpoint whose signature does not cover its GPU state.

@@ -4,13 +4,16 @@
 package trust
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -126,7 +129,7 @@ func TestPolicies(t *testing.T) {
 			want bool
 			is   error
 		}{"signed": {good, true, nil}, "unsigned": {unsigned, c.unsigned, sign.ErrUnsigned}, "forged": {forged, c.forged, sign.ErrChanged}} {
-			for how, err := range map[string]error{"image": admit(t.Context(), source(n), true, []string{d.dir}, nil), "client": Admit(t.Context(), source(n), d.dir, nil)} {
+			for how, err := range map[string]error{"image": admitImage(t, source(n), d.dir), "client": Admit(t.Context(), source(n), d.dir, nil)} {
 				if (err == nil) != d.want || err != nil && !errors.Is(err, d.is) {
 					t.Errorf("%s: %s, %s: %v", c.policy, what, how, err)
 				}
@@ -146,29 +149,29 @@ func TestListedDigest(t *testing.T) {
 	for _, policy := range []string{config.Signed, config.Always} {
 		n.Restore.Policy = policy
 		n.Restore.Images = []string{"a/*", sign.Digest([]byte("another"))}
-		if err := admit(t.Context(), source(n), true, []string{dir}, nil); err == nil {
+		if err := admitImage(t, source(n), dir); err == nil {
 			t.Errorf("%s: not listed: it is restored", policy)
 		}
 		n.Restore.Images = append(n.Restore.Images, sign.Digest(manifest))
-		if err := admit(t.Context(), source(n), true, []string{dir}, nil); err != nil {
+		if err := admitImage(t, source(n), dir); err != nil {
 			t.Errorf("%s: listed: %v", policy, err)
 		}
 		changed := dump(t, n)
 		write(t, filepath.Join(changed, sign.ManifestName), string(manifest))
-		if err := admit(t.Context(), source(n), true, []string{changed}, nil); err == nil {
+		if err := admitImage(t, source(n), changed); err == nil {
 			t.Errorf("%s: other files beside a listed manifest are restored", policy)
 		}
 	}
 	mute := n
 	mute.Signing.Key = ""
 	unsigned := dump(t, mute)
-	if err := admit(t.Context(), source(n), true, []string{unsigned}, nil); err == nil {
+	if err := admitImage(t, source(n), unsigned); err == nil {
 		t.Error("a checkpoint without a manifest is restored")
 	}
 	named := func() (config.View, error) {
 		return config.View{Node: n, Annotations: map[string]string{annotations.CRIImageName: "a/b"}}, nil
 	}
-	if err := admit(t.Context(), named, true, []string{unsigned}, nil); err != nil {
+	if err := admitImage(t, named, unsigned); err != nil {
 		t.Errorf("listed by name: %v", err)
 	}
 }
@@ -199,6 +202,66 @@ func TestNothingIsParsedBefore(t *testing.T) {
 	if err := Admit(t.Context(), source(here), dir, nil); !errors.Is(err, sign.ErrChanged) {
 		t.Errorf("a changed gpuckpt.json is not the first thing that is wrong: %v", err)
 	}
+}
+
+// Memory in pieces is compared by any policy: a piece is a blob of the node, and may be anybody's.
+func TestPiecesAreCompared(t *testing.T) {
+	n := node(t)
+	n.Restore.Policy = config.Always
+	dir, blobs, below := dump(t, n), t.TempDir(), t.TempDir()
+	memory := make([]byte, images.BlockBytes)
+	files, err := images.ListDirs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := append(files, images.File{Name: "pages-1.img", Bytes: images.BlockBytes, Data: bytes.NewReader(memory)})
+	_, manifest, err := sign.WithManifest(t.Context(), slices.DeleteFunc(slices.Clone(with), func(f images.File) bool { return sign.IsSeal(f.Name) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(own []byte, rest *Rest) error {
+		t.Helper()
+		to := images.Pointer{Digest: digest.FromBytes(own), Bytes: uint64(len(own))}
+		write(t, filepath.Join(blobs, to.Digest.Encoded()), string(own))
+		write(t, filepath.Join(below, images.PieceFile("pages-1.img", 0)), to.String())
+		return admit(t.Context(), source(n), true, []string{dir, below}, rest, func() ([]images.File, error) { return images.ListImage(blobs, dir, below) })
+	}
+	for _, seal := range files {
+		if sign.IsSeal(seal.Name) {
+			if err := os.Remove(seal.Path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	others := bytes.Repeat([]byte("secret  "), images.BlockBytes/8)
+	if err := at(memory, nil); !errors.Is(err, images.ErrDamaged) {
+		t.Errorf("without a manifest: %v", err)
+	}
+	write(t, filepath.Join(dir, sign.ManifestName), string(manifest))
+	if err := at(memory, nil); err != nil {
+		t.Error(err)
+	}
+	if err := at(others, nil); !errors.Is(err, sign.ErrChanged) {
+		t.Errorf("another's blob: %v", err)
+	}
+	for _, rest := range []*Rest{{}, {Mounted: true}} {
+		defer rest.Close()
+		if err := at(others, rest); err != nil {
+			t.Fatal(err)
+		}
+		if err := rest.Wait(); !errors.Is(err, sign.ErrChanged) {
+			t.Errorf("another's blob, compared later: %v", err)
+		}
+		if err := rest.Need(func(string) ([]image.Part, bool) { return nil, false }); !errors.Is(err, sign.ErrChanged) {
+			t.Errorf("another's blob, for CRIU: %v", err)
+		}
+	}
+}
+
+// admitImage admits an image that has a checkpoint in a directory.
+func admitImage(t *testing.T, read config.Source, dir string) error {
+	t.Helper()
+	return admit(t.Context(), read, true, []string{dir}, nil, func() ([]images.File, error) { return images.ListImage("", dir) })
 }
 
 // The memory of processes is compared later if there is a Rest, and else at once.
