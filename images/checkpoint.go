@@ -84,15 +84,6 @@ type EarlyArrival interface {
 	Try() int
 }
 
-// InPieces returns the file of a name whose pieces these are. The error is ErrDamaged.
-func InPieces(name string, pieces Location) (File, error) {
-	f := File{Name: name, Path: name, Pieces: pieces}
-	for _, p := range pieces {
-		f.Bytes = max(f.Bytes, p.Offset+p.Bytes)
-	}
-	return f, f.Pieces.arrange(f.Area())
-}
-
 // Open opens the file for reading, unless it is in pieces. It refuses a file that has become a symbolic link since it was
 // found, and does not wait for one that has become a pipe.
 func (f File) Open() (ReaderAtCloser, error) {
@@ -160,6 +151,18 @@ func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
 		c.take(f)
 	}
 	return c.complete(true, opts...)
+}
+
+// OpenParts is OpenImage for files in one directory, and pieces that are elsewhere.
+func OpenParts(dir string, pieces []File) (*Checkpoint, error) {
+	c, err := list([]string{dir})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range pieces {
+		c.take(f)
+	}
+	return c.complete(false)
 }
 
 // file returns a file by its name, nil if there is none. It knows no areas' files.
@@ -403,8 +406,11 @@ func (c *Checkpoint) assemble() error {
 		if c.file(name) != nil {
 			return fmt.Errorf("%w: %s is there whole and in pieces", ErrDamaged, name)
 		}
-		f, err := InPieces(name, pieces)
-		if err != nil {
+		f := File{Name: name, Path: name, Pieces: pieces}
+		for _, p := range pieces {
+			f.Bytes = max(f.Bytes, p.Offset+p.Bytes)
+		}
+		if err := f.Pieces.arrange(f.Area()); err != nil {
 			return err
 		}
 		c.Files = append(c.Files, f)

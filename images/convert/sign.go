@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -90,19 +92,18 @@ func (v *conversion) signImage(ctx context.Context, store content.Store, o oci.O
 	return built.Manifest, nil
 }
 
-// Unpacked are files of a checkpoint, without those of GPU state. Close removes what was
-// unpacked of them.
+// Unpacked is an open checkpoint. Close removes what was unpacked of it.
 type Unpacked struct {
-	Files []images.File
+	*images.Checkpoint
 	dir   string
-	open  []io.Closer
+	blobs []io.Closer
 }
 
 // Close closes and removes the files.
 func (u *Unpacked) Close() error {
 	var errs []error
-	for _, blob := range u.open {
-		errs = append(errs, blob.Close())
+	for _, b := range u.blobs {
+		errs = append(errs, b.Close())
 	}
 	if u.dir != "" {
 		errs = append(errs, os.RemoveAll(u.dir))
@@ -110,11 +111,11 @@ func (u *Unpacked) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unpack returns the files of a checkpoint, those of GPU state excepted. It unpacks those of
-// an image into a temporary directory.
-func (s *Source) Unpack(ctx context.Context, progress images.Progress) (_ *Unpacked, err error) {
+// Unpack returns the files of a checkpoint, those of GPU state excepted. It unpacks the layer of an image that has them into
+// a temporary directory.
+func (s *Source) Unpack(ctx context.Context, progress images.Progress) (*Unpacked, error) {
 	if s.Image == nil {
-		return &Unpacked{Files: s.Checkpoint.Files}, signable(s.Checkpoint)
+		return &Unpacked{Checkpoint: s.Checkpoint}, signable(s.Checkpoint)
 	}
 	image, err := oci.Inspect(ctx, s.Provider, *s.Image)
 	if err != nil {
@@ -123,50 +124,63 @@ func (s *Source) Unpack(ctx context.Context, progress images.Progress) (_ *Unpac
 	if err := signable(&images.Checkpoint{Metadata: image.Metadata}); err != nil {
 		return nil, err
 	}
-	u := new(Unpacked)
-	if u.dir, err = os.MkdirTemp("", "gpuckpt-"); err != nil {
+	dir, err := os.MkdirTemp("", "gpuckpt-")
+	if err != nil {
 		return nil, err
 	}
+	return unpack(ctx, s.Provider, image, dir, progress, oci.LayerMemory, oci.LayerCRIU)
+}
+
+// unpack opens what an image has of some kinds. It unpacks layers into an empty directory, which is gone with the Unpacked, or
+// after an error. Blobs stay where they are.
+func unpack(ctx context.Context, provider content.Provider, image *oci.Image, dir string, progress images.Progress, kinds ...string) (_ *Unpacked, err error) {
+	u := &Unpacked{dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, u.Close())
 		}
 	}()
-	meter := progress.Begin("unpack", image.Bytes(oci.LayerCRIU))
+	meter := progress.Begin("unpack", 0)
+	var pieces []images.File
 	for _, l := range image.Layers {
-		if l.Kind == oci.LayerCRIU {
-			if err := extractLayer(ctx, s.Provider, l, u.dir, meter); err != nil {
-				return nil, fmt.Errorf("layer %s: %w", l.Digest, err)
+		if !slices.Contains(kinds, l.Kind) {
+			continue
+		}
+		if l.MediaType == oci.MediaTypeGPU {
+			data, err := provider.ReaderAt(ctx, l.Descriptor())
+			if err != nil {
+				return nil, err
 			}
+			u.blobs = append(u.blobs, data)
+			pieces = append(pieces, images.File{Name: images.PieceFile(l.Area, l.Offset), Path: l.Digest.String(), Bytes: l.Bytes, Data: data})
+			continue
+		}
+		meter.Grow(int64(l.Bytes))
+		if err := unpackLayer(ctx, provider, l, dir, meter); err != nil {
+			return nil, fmt.Errorf("layer %s: %w", l.Digest, err)
 		}
 	}
 	meter.End("unpacked")
-	if u.Files, err = images.ListDirs(u.dir); err == nil {
-		err = s.memory(ctx, image, u)
-	}
+	u.Checkpoint, err = images.OpenParts(dir, pieces)
 	return u, err
 }
 
-// memory adds the files of memory that an image has in blobs, which stay where they are.
-func (s *Source) memory(ctx context.Context, image *oci.Image, u *Unpacked) error {
-	pieces := make(map[string]images.Location)
-	for _, l := range image.Layers {
-		if l.Kind != oci.LayerMemory {
-			continue
-		}
-		data, err := s.Provider.ReaderAt(ctx, l.Descriptor())
-		if err != nil {
-			return err
-		}
-		u.open = append(u.open, data)
-		pieces[l.Area] = append(pieces[l.Area], images.Piece{Path: l.Digest.String(), Data: data, Offset: l.Offset, Bytes: l.Bytes})
+func unpackLayer(ctx context.Context, provider content.Provider, layer oci.Layer, dir string, meter *images.Meter) (err error) {
+	data, err := oci.OpenLayer(ctx, provider, layer.Descriptor(), meter)
+	if err != nil {
+		return err
 	}
-	for name, all := range pieces {
-		f, err := images.InPieces(name, all)
-		if err != nil {
-			return err
-		}
-		u.Files = append(u.Files, f)
+	defer func() { err = errors.Join(err, data.Close()) }()
+	return images.ReadLayer(data, func(name string, _ int64, r io.Reader) error { return writeFile(filepath.Join(dir, name), r) })
+}
+
+func writeFile(path string, r io.Reader) (err error) {
+	// Two layers may not have a file of the same name.
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer func() { err = errors.Join(err, f.Close()) }()
+	_, err = io.Copy(f, r)
+	return err
 }
