@@ -56,18 +56,6 @@ func (l Location) Arriving() bool {
 	return slices.ContainsFunc(l, func(p Piece) bool { return p.Arrival != nil })
 }
 
-// Await waits for what is still arriving.
-func (l Location) Await(ctx context.Context) error {
-	for i := range l {
-		if q := &l[i]; q.Arrival != nil {
-			if err := q.Arrival.Await(ctx, 0, q.Bytes); err != nil {
-				return fmt.Errorf("wait for %s to arrive: %w", q, err)
-			}
-		}
-	}
-	return nil
-}
-
 // Piece is a part of an area's bytes.
 type Piece struct {
 	// Path opens the file that holds the piece. With Data it is only a name for errors.
@@ -239,7 +227,7 @@ func (r *AreaReader) file(i int) (io.ReaderAt, error) {
 	}
 	f, err := r.area.Location[i].Open()
 	if err != nil {
-		return nil, fmt.Errorf("read GPU state: %w", err)
+		return nil, fmt.Errorf("open a piece: %w", err)
 	}
 	r.open[i] = f
 	return f, nil

@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -115,16 +116,16 @@ func PieceFile(areaFile string, offset uint64) string {
 	return fmt.Sprintf("%s.%012x", areaFile, offset)
 }
 
-// pieceForm matches the names of areas' files, whole or in pieces, and of pieces of memory.
+// pieceForm matches the names of files of areas and of memory, whole or in pieces.
 var pieceForm = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`^(?:(gpu-[1-9][0-9]*-[0-9]+)(?:\.([0-9a-f]{12}))?|(pages-[1-9][0-9]*\.img)\.([0-9a-f]{12}))$`)
+	return regexp.MustCompile(`^(gpu-[1-9][0-9]*-[0-9]+|pages-[1-9][0-9]*\.img)(?:\.([0-9a-f]{12}))?$`)
 })
 
 // IsMemory reports whether a name is that of CRIU's file with the memory of a process, or of a segment. An image may have it
 // in pieces, the last of which ends where the file ends: its digests are in the checkpoint's manifest (package sign).
 func IsMemory(name string) bool {
-	area, _, ok := ParsePieceFile(PieceFile(name, 0))
-	return ok && area == name && !IsAreaFile(name)
+	parts := pieceForm().FindStringSubmatch(name)
+	return parts != nil && parts[2] == "" && !IsAreaFile(name)
 }
 
 // Option changes what Open and OpenFiles accept.
@@ -162,6 +163,9 @@ func OpenParts(dir string, pieces []File) (*Checkpoint, error) {
 	for _, f := range pieces {
 		c.take(f)
 	}
+	if err := c.assemble(); err != nil {
+		return nil, err
+	}
 	return c.complete(false)
 }
 
@@ -185,14 +189,33 @@ func OpenImage(blobs string, roots ...string) (*Checkpoint, error) {
 	if len(dirs) == 0 {
 		return nil, fmt.Errorf("%w in any of the image's layers", ErrNoMetadata)
 	}
-	c, err := list(dirs)
-	if err == nil {
-		err = c.follow(blobs)
-	}
+	c, err := ListImage(blobs, dirs...)
 	if err != nil {
 		return nil, err
 	}
 	return c.complete(false)
+}
+
+// ListImage is OpenImage without the Metadata: it reads nothing but which blobs the pieces are. dirs is what ImageDirs
+// returned.
+func ListImage(blobs string, dirs ...string) (*Checkpoint, error) {
+	c, err := list(dirs)
+	if err == nil {
+		err = c.follow(blobs)
+	}
+	if err == nil {
+		err = c.assemble()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Complete reads the Metadata of what ListImage returned.
+func (c *Checkpoint) Complete() error {
+	_, err := c.complete(false)
+	return err
 }
 
 // follow finds the blobs of those pieces that an image has a Pointer for.
@@ -225,12 +248,12 @@ func (p *Piece) follow(blobs string) error {
 		return fmt.Errorf("%s: %w", p, err)
 	}
 	if blobs == "" { // else a file of the working directory
-		return fmt.Errorf("%w: %s says that blob %s has GPU state, and where blobs are is not known", ErrDamaged, p, to.Digest)
+		return fmt.Errorf("%w: %s says that blob %s has it, and where blobs are is not known", ErrDamaged, p, to.Digest)
 	}
 	path := filepath.Join(blobs, to.Digest.Encoded())
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: blob %s, which has GPU state, is not in %s: `gpuckpt image pull` fetches what an image lacks, with --decrypt-key what is encrypted", ErrDamaged, to.Digest, blobs)
+		return fmt.Errorf("%w: blob %s, which has memory or GPU state, is not in %s: `gpuckpt image pull` fetches what an image lacks, with --decrypt-key what is encrypted", ErrDamaged, to.Digest, blobs)
 	}
 	if err != nil {
 		return fmt.Errorf("open checkpoint: %w", err)
@@ -255,7 +278,7 @@ func (p Pointer) String() string { return fmt.Sprintf("%s %d\n", p.Digest, p.Byt
 func ParsePointer(text string) (p Pointer, err error) {
 	if _, err := fmt.Sscanf(text, "%s %d\n", &p.Digest, &p.Bytes); err != nil || p.String() != text ||
 		p.Digest.Validate() != nil || p.Digest.Algorithm() != digest.Canonical || p.Bytes < PageBytes {
-		return Pointer{}, fmt.Errorf("%w: it is neither whole pages of GPU state, nor says which blob has them", ErrDamaged)
+		return Pointer{}, fmt.Errorf("%w: it is neither whole pages, nor says which blob has them", ErrDamaged)
 	}
 	return p, nil
 }
@@ -315,21 +338,6 @@ func ListDirs(dirs ...string) ([]File, error) {
 	return c.Files, nil
 }
 
-// ListImage is ListDirs with the files of memory that are in pieces in blobs, see OpenImage.
-func ListImage(blobs string, dirs ...string) ([]File, error) {
-	c, err := list(dirs)
-	if err == nil {
-		err = c.follow(blobs)
-	}
-	if err == nil {
-		err = c.assemble()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return c.Files, nil
-}
-
 // list sorts in the files of directories. An earlier one hides a later one's file of that name.
 func list(dirs []string) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
@@ -341,7 +349,7 @@ func list(dirs []string) (*Checkpoint, error) {
 		}
 		for _, e := range entries {
 			// Only areas are spread: the rest is in one directory, for CRIU.
-			if seen[e.Name()] || i > 0 && !pieceForm().MatchString(e.Name()) {
+			if _, _, piece := ParsePieceFile(e.Name()); seen[e.Name()] || i > 0 && !piece && !IsAreaFile(e.Name()) {
 				continue
 			}
 			seen[e.Name()] = true
@@ -363,11 +371,12 @@ func list(dirs []string) (*Checkpoint, error) {
 func (c *Checkpoint) take(f File) {
 	area, offset, piece := ParsePieceFile(f.Name)
 	switch {
-	case !IsAreaFile(f.Name):
+	case piece:
+	case IsAreaFile(f.Name):
+		area = f.Name
+	default:
 		c.Files = append(c.Files, f)
 		return
-	case !piece:
-		area = f.Name
 	}
 	c.pieces[area] = append(c.pieces[area], Piece{Path: f.Path, Data: f.Data, Arrival: f.Arrival, Offset: offset, Bytes: f.Bytes})
 }
@@ -379,9 +388,7 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 			return nil, fmt.Errorf("open checkpoint: %s is still arriving, and only files of GPU state may", f.Name)
 		}
 	}
-	if err := c.assemble(); err != nil {
-		return nil, err
-	}
+	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 	f := c.file(MetadataName)
 	if f == nil {
 		if slices.Contains(opts, AllowWithoutGPU) {
@@ -396,7 +403,7 @@ func (c *Checkpoint) complete(flat bool, opts ...Option) (*Checkpoint, error) {
 	return c, c.arrange(flat)
 }
 
-// assemble makes files of the pieces of memory.
+// assemble makes files of the pieces of memory. In a flat directory there are none: they would belong to no area.
 func (c *Checkpoint) assemble() error {
 	for name, pieces := range c.pieces {
 		if !IsMemory(name) {
@@ -415,7 +422,6 @@ func (c *Checkpoint) assemble() error {
 		}
 		c.Files = append(c.Files, f)
 	}
-	slices.SortFunc(c.Files, func(a, b File) int { return cmp.Compare(a.Name, b.Name) })
 	return nil
 }
 
@@ -494,15 +500,17 @@ func (c *Checkpoint) AreaBytes() (bytes uint64) {
 	return bytes
 }
 
-// IsAreaFile reports whether a name belongs to an area's file or to a piece of one, or of memory.
-func IsAreaFile(name string) bool { return pieceForm().MatchString(name) }
+// IsAreaFile reports whether a name belongs to an area's file or to a piece of one.
+func IsAreaFile(name string) bool {
+	return strings.HasPrefix(name, "gpu-") && pieceForm().MatchString(name)
+}
 
 // ParsePieceFile parses a name that PieceFile made.
 func ParsePieceFile(name string) (areaFile string, offset uint64, ok bool) {
 	parts := pieceForm().FindStringSubmatch(name)
-	if parts == nil || parts[2]+parts[4] == "" {
+	if parts == nil || parts[2] == "" {
 		return "", 0, false
 	}
-	offset, err := strconv.ParseUint(parts[2]+parts[4], 16, 64)
-	return parts[1] + parts[3], offset, err == nil
+	offset, err := strconv.ParseUint(parts[2], 16, 64)
+	return parts[1], offset, err == nil
 }

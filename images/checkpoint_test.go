@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
@@ -281,6 +282,14 @@ func TestMemoryInPieces(t *testing.T) {
 	put(t, filepath.Join(roots[1], ImageDir, PieceFile("pages-1.img", PieceAlign/2)), data[:PieceAlign])
 	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "is not a piece of pages-1.img") {
 		t.Errorf("a piece between: %v", err)
+	}
+	flat := t.TempDir()
+	put(t, filepath.Join(flat, PieceFile("pages-9.img", 0)), data[:PieceAlign])
+	if err := WriteMetadata(flat, &Metadata{SchemaVersion: SchemaVersion, Created: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(flat); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "belongs to no area") {
+		t.Errorf("in a flat directory: %v", err)
 	}
 	for name, is := range map[string]bool{"pages-1.img": true, "pages-0.img": false, "pages-1.img.000000000000": false, "gpu-1-0": false, "inventory.img": false} {
 		if IsMemory(name) != is {

@@ -5,7 +5,7 @@
 //
 // A checkpoint begins as a flat directory that CRIU fills with its images and the shim with GPU
 // state. It is complete once it has gpuckpt.json, which WriteMetadata writes last and by rename.
-// Nothing changes the files after that. A checkpoint image has GPU state in pieces, in layers.
+// Nothing changes the files after that. A checkpoint image has GPU state and memory in pieces.
 //
 // A reader opens the files where they are (Open, OpenFiles, OpenImage), and has for each Area of
 // GPU state a Location: the pieces that hold its bytes. Check compares these with their digests.

@@ -112,7 +112,7 @@ func (r *AreaReader) WriteRange(w io.Writer, from, to uint64, buf []byte) error 
 	return nil
 }
 
-var errCutShort = fmt.Errorf("%w: a file of GPU state was cut short while it was read", ErrDamaged)
+var errCutShort = fmt.Errorf("%w: a file of memory or GPU state was cut short while it was read", ErrDamaged)
 
 // useView calls use with a view. It is ErrDamaged if the file has become shorter.
 func useView(view []byte, use func([]byte) error) (err error) {

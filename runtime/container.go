@@ -88,7 +88,7 @@ type container struct {
 // restoreState is what a container created from a checkpoint is made of.
 type restoreState struct {
 	dir string
-	// blobs has GPU state of an image, see images.OpenImage.
+	// blobs has the pieces of an image, see images.OpenImage.
 	blobs string
 	// unpacked says that containerd made dir for this restore alone.
 	unpacked bool

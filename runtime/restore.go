@@ -189,7 +189,7 @@ func (k *restoring) copyImages(ctx context.Context) (_ uint64, err error) {
 		}
 	}
 	k.c.different = append(k.c.different, k.from.Different...)
-	return 0, k.c.restore.rest.Need(k.from.Memory.Parts)
+	return 0, k.c.restore.rest.Need(ctx, k.from.Memory.Parts)
 }
 
 // restoreProcesses has runc and CRIU restore the processes. It returns when CRIU has restored them
@@ -290,10 +290,15 @@ func (k *restoring) inspect(ctx context.Context) (_ uint64, err error) {
 // fillMemory gives the processes the memory that CRIU has left to this shim. No thread of theirs
 // runs, the driver's included, before all of the memory is compared with what was signed.
 func (k *restoring) fillMemory(ctx context.Context) (uint64, error) {
-	filled, err := k.from.Memory.Fill(ctx, func() (*pages.Worker, error) {
+	if k.c.restore.inPieces() { // which may be anybody's until they are compared
+		if err := k.c.restore.rest.Wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+	filled, err := k.from.Memory.Fill(func() (*pages.Worker, error) {
 		return charged.Start(ctx, reap, k.view.Staging, pages.StartWorker)
 	}, k.inside)
-	return filled, cmp.Or(k.c.restore.rest.Wait(), err)
+	return filled, cmp.Or(k.c.restore.rest.Wait(ctx), err)
 }
 
 // openGate lets all threads of the restored processes run. Their memory is watched while CRIU and runc end: as

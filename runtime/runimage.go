@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/log"
 
@@ -129,6 +130,11 @@ func (r *restoreState) reopen() error {
 	r.checkpoint, r.mounted = found, ""
 	r.dumped = r.read()
 	return nil
+}
+
+// inPieces reports whether memory is in blobs.
+func (r *restoreState) inPieces() bool {
+	return r.checkpoint != nil && slices.ContainsFunc(r.checkpoint.Files, func(f images.File) bool { return f.Pieces != nil })
 }
 
 // read returns a reader of CRIU's images, where they are now.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/sign"
+	"github.com/gpuckpt/gpuckpt/internal/criu/pages"
 	"github.com/gpuckpt/gpuckpt/internal/guard/trust"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 )
@@ -208,7 +209,9 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 
 // options returns the flags, checked, as the package oci takes them.
 func (b *buildFlags) options() (o oci.Options, err error) {
-	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level}
+	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Memory: func(dir string) ([]string, error) {
+		return pages.Chosen(dir, config.Default().LargeMemory())
+	}}
 	if b.layer != "" {
 		n, err := units.RAMInBytes(b.layer)
 		if err != nil || n <= 0 {

@@ -84,7 +84,7 @@ processes continue where they were. DIR is a dump ("ctr tasks checkpoint --image
 DIR"), which has no files of the container: they come from the image --base.
 
 With --pull, an image that containerd lacks comes from its registry. The restore begins
-when its layers are there, and GPU state streams in behind. Then containerd has the image.
+when its layers are there, and memory and GPU state stream in behind. Then containerd has the image.
 
 Name again what the container had from outside, with the words of "ctr run": GPUs, mounts, the host's
 network, capabilities, a user, a terminal. A mount takes the place of the default one at its path.`,

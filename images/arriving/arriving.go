@@ -48,7 +48,7 @@ var ErrHere = errors.New("it was fetched by somebody else meanwhile")
 // not, by the hexadecimal digits of their digests.
 const directory = "gpuckpt-arriving"
 
-// Image is an image whose GPU state arrives. It is unpacked, and has no name yet.
+// Image is an image whose blobs arrive. It is unpacked, and has no name yet.
 type Image struct {
 	client.Image
 
@@ -74,7 +74,7 @@ func Begin(ctx context.Context, c *client.Client, src *registry.Source, snapshot
 		return nil, err
 	}
 	whole := slices.ContainsFunc(i.image.Layers, func(l oci.Layer) bool {
-		return l.Kind == oci.LayerGPU && (l.MediaType != oci.MediaTypeGPU || l.Digest.Algorithm() != digest.Canonical)
+		return (l.Kind == oci.LayerGPU || l.Kind == oci.LayerMemory) && (l.MediaType != oci.MediaTypeGPU || l.Digest.Algorithm() != digest.Canonical)
 	})
 	if whole || i.image.Digest != src.Image.Digest || len(i.blobs()) == 0 {
 		return nil, fmt.Errorf("not all GPU state of %s is in blobs, or it is an index of images: %w", src.Ref, ErrWhole)
@@ -372,7 +372,7 @@ func (i *Image) Close() error {
 	return err
 }
 
-// blob is one with GPU state.
+// blob is one with memory or GPU state.
 type blob struct {
 	i    *Image
 	desc ocispec.Descriptor

@@ -193,6 +193,16 @@ func TestBlobsBecomeFiles(t *testing.T) {
 	}
 }
 
+// A blob that is not as long as its image says is damage, however long that is.
+func TestUnpackComparesSizes(t *testing.T) {
+	data := make([]byte, 4096)
+	memory := oci.Layer{Digest: digest.FromBytes(data), MediaType: oci.MediaTypeGPU, Bytes: 1 << 62, Kind: oci.LayerMemory, Area: "pages-1.img"}
+	_, err := unpack(t.Context(), twoBlobs{archive: data}, &oci.Image{Layers: []oci.Layer{memory}}, t.TempDir(), nil, oci.LayerMemory)
+	if !errors.Is(err, images.ErrDamaged) || !strings.Contains(err.Error(), "has 4096 bytes") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestOpenDumpRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := OpenDump(dir); err == nil || !strings.Contains(err.Error(), dir+" is not a checkpoint") {

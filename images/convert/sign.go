@@ -152,6 +152,9 @@ func unpack(ctx context.Context, provider content.Provider, image *oci.Image, di
 				return nil, err
 			}
 			u.blobs = append(u.blobs, data)
+			if uint64(data.Size()) != l.Bytes {
+				return nil, fmt.Errorf("%w: blob %s has %d bytes, not %d", images.ErrDamaged, l.Digest, data.Size(), l.Bytes)
+			}
 			pieces = append(pieces, images.File{Name: images.PieceFile(l.Area, l.Offset), Path: l.Digest.String(), Bytes: l.Bytes, Data: data})
 			continue
 		}

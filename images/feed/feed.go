@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package feed has one process restore a checkpoint whose GPU state another process still writes.
+// Package feed has one process restore a checkpoint whose memory and GPU state another process still writes.
 //
 // The writer makes every file at its full size, and a Feed that it tells how much of a file is there
 // (Part), that a file is complete and does not change any more (Arrived), or that no more comes (Fail).
@@ -37,7 +37,7 @@ var ErrEnded = errors.New("the program that fetches the checkpoint has ended")
 
 // note is one message of a Feed.
 type note struct {
-	// Blobs is the first note: the directory of the blobs with GPU state, as images.OpenImage wants it.
+	// Blobs is the first note: the directory of the blobs, as images.OpenImage wants it.
 	Blobs string `json:"blobs,omitempty"`
 	// Arrived is the path of a file that is complete.
 	Arrived string `json:"arrived,omitempty"`
@@ -203,7 +203,7 @@ func (f *Feed) Close() error {
 
 // Source is the other end of a Feed.
 type Source struct {
-	// Blobs is the directory of the blobs with GPU state.
+	// Blobs is the directory of the blobs.
 	Blobs string
 
 	conn *net.UnixConn
@@ -259,7 +259,7 @@ func Open(dir string) (*Source, error) {
 	return s, nil
 }
 
-// Beside opens the source of an unpacked image whose GPU state is still arriving: its feed is
+// Beside opens the source of an unpacked image whose blobs are still arriving: its feed is
 // beside the root of the topmost layer of the checkpoint. dirs is what images.ImageDirs returned. It
 // returns nil if there is no feed: all is here, or nothing arrives any more.
 func Beside(dirs []string) (*Source, error) {

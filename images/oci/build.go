@@ -55,7 +55,7 @@ type Options struct {
 	RW    *ocispec.Descriptor
 	RWTar io.Reader
 
-	// Previous is the manifest of an earlier checkpoint image of the container: GPU state is cut as
+	// Previous is the manifest of an earlier checkpoint image of the container: GPU state and memory are cut as
 	// it was then, and layers that have not changed are not written again.
 	Previous *ocispec.Descriptor
 
@@ -65,9 +65,12 @@ type Options struct {
 	// Threads is how many processors make layers, each one of its own or a part of another's, in up to 80 MiB of memory;
 	// 0: all.
 	Threads int
-	// LayerBytes is what GPU state is cut into, a power of two from 64 MiB on; 0: as Previous, else
+	// LayerBytes is what GPU state and memory are cut into, a power of two from 64 MiB on; 0: as Previous, else
 	// by the size of the state, see docs/internals/format.md.
 	LayerBytes uint64
+
+	// Memory returns the names of those files with memory, in the directory of a dump, that become blobs; nil: none do.
+	Memory func(dir string) (names []string, err error)
 
 	// Annotations go onto the manifest beside this package's own.
 	Annotations map[string]string
@@ -126,6 +129,8 @@ type builder struct {
 	Options
 	store content.Store
 	id    string // begins the names of this build's ingests
+
+	memory []images.File // that becomes blobs
 
 	processors *semaphore.Weighted // Threads
 	encoder    *zstd.Encoder       // for as many
@@ -192,13 +197,14 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.chooseMemory(meta)
 	if b.LayerBytes == 0 {
 		most := uint64(mostBlobs)
 		if b.layers {
 			most = mostLayers
 		}
 		state := b.Checkpoint.AreaBytes()
-		for _, f := range b.memory(b.Checkpoint.Files) {
+		for _, f := range b.memory {
 			state += f.Bytes
 		}
 		b.LayerBytes = chooseLayerBytes(state, most)
@@ -238,7 +244,7 @@ func (b *builder) tell(d ocispec.Descriptor) {
 	}
 }
 
-// layer is a layer in the store, or a blob of GPU state.
+// layer is a layer in the store, or a blob.
 type layer struct {
 	desc   ocispec.Descriptor
 	diffID digest.Digest // "" of what is no layer

@@ -21,11 +21,11 @@ const (
 	minLayerBytes = 64 << 20
 )
 
-// Most pieces that GPU state is cut into: blobs are a file and a mapping each, and of layers an overlay
+// Most pieces that GPU state and memory are cut into: blobs are a file and a mapping each, and of layers an overlay
 // stacks 500 at most.
 const mostBlobs, mostLayers = 256, 128
 
-// chooseLayerBytes returns the size of the pieces that GPU state is cut into. They are so small that one
+// chooseLayerBytes returns the size of the pieces that GPU state and memory are cut into. They are so small that one
 // changed byte sends little again and many processors have as much to do, and so large that there are few.
 func chooseLayerBytes(state, most uint64) uint64 {
 	size := uint64(minLayerBytes)

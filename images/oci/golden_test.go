@@ -73,3 +73,12 @@ func TestGoldenImageOfBlobs(t *testing.T) {
 		t.Errorf("verified %+v of %+v", report, image.Metadata.Processes[0].Areas)
 	}
 }
+
+// This one by the first commit whose images have memory in blobs. It has one, the last page of 64 MiB and a page.
+func TestGoldenImageOfMemory(t *testing.T) {
+	image, _ := golden(t, "schema-2-memory.tar")
+	at := slices.IndexFunc(image.Layers, func(l oci.Layer) bool { return l.Kind == oci.LayerMemory })
+	if at < 0 || image.Layers[at].Area != "pages-1.img" || image.Layers[at].Offset != 64<<20 || image.Layers[at].Bytes != 4096 {
+		t.Errorf("it has %+v", image.Layers)
+	}
+}

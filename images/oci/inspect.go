@@ -30,13 +30,13 @@ type Image struct {
 	Metadata *images.Metadata `json:"metadata"`
 	// BaseName may be empty.
 	BaseName string `json:"baseName,omitempty"`
-	// LayerBytes is what the GPU state was cut into.
+	// LayerBytes is what GPU state and memory were cut into.
 	LayerBytes uint64 `json:"layerBytes,omitempty"`
-	// Layers, bottom up, and the blobs of GPU state.
+	// Layers, bottom up, and the blobs.
 	Layers []Layer `json:"layers"`
 }
 
-// Layer is one layer of a checkpoint image, or a blob of GPU state.
+// Layer is one layer of a checkpoint image, or a blob.
 type Layer struct {
 	Digest    digest.Digest `json:"digest"`
 	DiffID    digest.Digest `json:"diffID,omitempty"` // "" of a blob that is no layer

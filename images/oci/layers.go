@@ -64,15 +64,14 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 			plans = append(plans, plan{kind: kind, area: r, name: a.File, ends: to == a.End(), span: span{at, to}})
 		}
 	}
-	memory := b.memory(c.Files)
-	for i := range memory { // a restore needs it first
-		cut(LayerMemory, memory[i].Area())
+	for _, f := range b.memory { // a restore needs it first
+		cut(LayerMemory, f.Area())
 	}
 	areas := c.Areas()
 	for i := range areas {
 		cut(LayerGPU, &areas[i])
 	}
-	last, done, err := criuPlan(ctx, c.Files, memory)
+	last, done, err := criuPlan(ctx, c.Files, b.memory)
 	defer done()
 	if err != nil {
 		return nil, err
@@ -80,7 +79,7 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	plans = append(plans, last)
 	made := make([][]layer, len(plans))
 	g, working := errgroup.WithContext(ctx)
-	for i := range slices.Backward(plans) { // CRIU's layer takes longest, and begins first
+	for i := range slices.Backward(plans) { // CRIU's layer may take longest, and begins first
 		b.meter.Grow(int64(plans[i].to - plans[i].from))
 		err := b.processors.Acquire(working, 1)
 		g.Go(func() error {
@@ -133,15 +132,22 @@ func (b *builder) index(ctx context.Context, blobs []layer) (*layer, error) {
 	return l, nil
 }
 
-// memory returns the files of memory that become blobs: those whose digests a restore finds in the manifest.
-func (b *builder) memory(files []images.File) (found []images.File) {
-	sealed := slices.ContainsFunc(files, func(f images.File) bool { return f.Name == sign.ManifestName })
-	for _, f := range files {
-		if sealed && b.isBlob(LayerMemory) && images.IsMemory(f.Name) && f.Bytes >= minLayerBytes && f.Bytes%images.PageBytes == 0 {
-			found = append(found, f)
+// chooseMemory chooses the files of memory that become blobs: those of a dump whose digests a restore finds in the manifest,
+// and of which CRIU gets little. What CRIU gets of a blob is copied.
+func (b *builder) chooseMemory(c *images.Checkpoint) {
+	sealed := slices.ContainsFunc(c.Files, func(f images.File) bool { return f.Name == sign.ManifestName })
+	if !sealed || c.Dir == "" || b.Memory == nil || !b.isBlob(LayerMemory) {
+		return
+	}
+	chosen, err := b.Memory(c.Dir)
+	if err != nil {
+		log.L.WithError(err).Debug("all memory is in CRIU's layer") // whoever restores it says why
+	}
+	for _, f := range c.Files {
+		if slices.Contains(chosen, f.Name) && f.Bytes >= minLayerBytes && f.Bytes%images.PageBytes == 0 {
+			b.memory = append(b.memory, f)
 		}
 	}
-	return found
 }
 
 // criuPlan is the layer with CRIU's images, but those that are blobs. gpuckpt.json is its first file. done closes the files.

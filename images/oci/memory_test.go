@@ -44,6 +44,8 @@ func sealedCheckpoint(t *testing.T, memory []byte) *images.Checkpoint {
 	return c
 }
 
+func first(string) ([]string, error) { return []string{"pages-1.img"}, nil }
+
 func kinds(t *testing.T, store *testLayout, r *Result) (all []string, memory []Layer) {
 	t.Helper()
 	i, err := Inspect(t.Context(), store, r.Manifest)
@@ -63,7 +65,7 @@ func kinds(t *testing.T, store *testLayout, r *Result) (all []string, memory []L
 func TestMemoryIsBlobs(t *testing.T) {
 	memory := memoryOf()
 	store, c := newLayout(t), sealedCheckpoint(t, memory)
-	r, err := Build(t.Context(), store, Options{Checkpoint: c})
+	r, err := Build(t.Context(), store, Options{Checkpoint: c, Memory: first})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,10 +84,11 @@ func TestMemoryIsBlobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := images.ListImage(store.blobsDir(), dirs...)
-	if err == nil {
-		files, err = sign.Add(t.Context(), files, signer.Signature)
+	found, err := images.ListImage(store.blobsDir(), dirs...)
+	if err != nil {
+		t.Fatal(err)
 	}
+	files, err := sign.Add(t.Context(), found.Files, signer.Signature)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +147,7 @@ func damage(t *testing.T, path string, do func()) {
 // The end of memory may not be left out: a reader takes its size from there.
 func TestVerifyWantsTheEndOfMemory(t *testing.T) {
 	store := newLayout(t)
-	r, err := Build(t.Context(), store, Options{Checkpoint: sealedCheckpoint(t, memoryOf())})
+	r, err := Build(t.Context(), store, Options{Checkpoint: sealedCheckpoint(t, memoryOf()), Memory: first})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,8 +168,10 @@ func TestVerifyWantsTheEndOfMemory(t *testing.T) {
 func TestMemoryInALayer(t *testing.T) {
 	store, c := newLayout(t), sealedCheckpoint(t, memoryOf())
 	for name, o := range map[string]Options{
-		"no manifest": {Checkpoint: &images.Checkpoint{Metadata: c.Metadata, Files: slices.DeleteFunc(slices.Clone(c.Files), func(f images.File) bool { return sign.IsSeal(f.Name) })}},
-		"zstd":        {Checkpoint: c, Compression: Zstd},
+		"no manifest": {Memory: first, Checkpoint: &images.Checkpoint{Dir: c.Dir, Metadata: c.Metadata, Files: slices.DeleteFunc(slices.Clone(c.Files), func(f images.File) bool { return sign.IsSeal(f.Name) })}},
+		"zstd":        {Checkpoint: c, Compression: Zstd, Memory: first},
+		"another":     {Checkpoint: c, Memory: func(string) ([]string, error) { return []string{"pages-2.img"}, nil }},
+		"damage":      {Checkpoint: c, Memory: func(string) ([]string, error) { return nil, images.ErrDamaged }},
 	} {
 		r, err := Build(t.Context(), store, o)
 		if err != nil {

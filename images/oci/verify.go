@@ -412,7 +412,7 @@ func (v *verifier) readIndex(r io.Reader) error {
 func (v *verifier) readCRIU(r io.Reader) error {
 	var sealed sign.Collector
 	err := images.ReadLayer(r, func(name string, size int64, r io.Reader) error {
-		if images.IsAreaFile(name) {
+		if _, _, piece := images.ParsePieceFile(name); piece || images.IsAreaFile(name) {
 			return fmt.Errorf("%w: %s is not in a layer of its own", images.ErrDamaged, name)
 		}
 		if name != images.MetadataName {

@@ -116,11 +116,12 @@ func (l *Later) Begin(over func(error)) {
 }
 
 // Need compares the blocks with the bytes from an offset to another of a file, unless they are
-// compared already, on all processors. The error is ErrChanged, or that of reading.
-func (l *Later) Need(name string, from, to uint64) error {
+// compared already, on all processors. The error is ErrChanged, or that of reading. For ctx see Wait.
+func (l *Later) Need(ctx context.Context, name string, from, to uint64) error {
 	if l == nil {
 		return nil
 	}
+	defer context.AfterFunc(ctx, l.cancel)()
 	var group errgroup.Group
 	group.SetLimit(runtime.NumCPU())
 	for i, compare := range l.blocks[name] {
@@ -131,11 +132,13 @@ func (l *Later) Need(name string, from, to uint64) error {
 	return group.Wait()
 }
 
-// Wait returns when all blocks are compared, or one is wrong: ErrChanged, or the error of reading.
-func (l *Later) Wait() error {
+// Wait returns when all blocks are compared, or one is wrong: ErrChanged, or the error of reading. The end of ctx ends the
+// comparison for good.
+func (l *Later) Wait(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
+	defer context.AfterFunc(ctx, l.cancel)()
 	<-l.ended
 	return l.err
 }

@@ -6,8 +6,10 @@ package sign_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -79,7 +81,7 @@ func TestLater(t *testing.T) {
 	if names := l.Names(); len(names) != 1 || names[0] != "pages-2.img" {
 		t.Errorf("left are %q", names)
 	}
-	if err := errors.Join(l.Need("pages-2.img", 0, images.BlockBytes+1), l.Need("another", 0, 1), l.Wait(), <-over); err != nil {
+	if err := errors.Join(l.Need(t.Context(), "pages-2.img", 0, images.BlockBytes+1), l.Need(t.Context(), "another", 0, 1), l.Wait(t.Context()), <-over); err != nil {
 		t.Error(err)
 	}
 	l.Close()
@@ -110,7 +112,7 @@ func TestLaterChanged(t *testing.T) {
 		l, over := begun(t, m, dir)
 		// Each block's first byte but the wrong one's, which is not asked for here.
 		for other := range uint64(3) {
-			err := l.Need("pages-2.img", other*images.BlockBytes, other*images.BlockBytes+1)
+			err := l.Need(t.Context(), "pages-2.img", other*images.BlockBytes, other*images.BlockBytes+1)
 			switch {
 			case other == uint64(block) && (!errors.Is(err, sign.ErrChanged) || !strings.Contains(err.Error(), "pages-2.img has other bytes")):
 				t.Errorf("block %d: Need: %v", block, err)
@@ -118,7 +120,7 @@ func TestLaterChanged(t *testing.T) {
 				t.Errorf("block %d: block %d: %v", block, other, err)
 			}
 		}
-		for how, err := range map[string]error{"Wait": l.Wait(), "Begin": <-over} {
+		for how, err := range map[string]error{"Wait": l.Wait(t.Context()), "Begin": <-over} {
 			if !errors.Is(err, sign.ErrChanged) {
 				t.Errorf("block %d: %s: %v", block, how, err)
 			}
@@ -140,10 +142,59 @@ func TestLaterGivenUp(t *testing.T) {
 	}
 	l, over := begun(t, m, dir)
 	l.Close()
-	for how, err := range map[string]error{"Wait": l.Wait(), "Begin": <-over, "Need": l.Need("pages-2.img", 0, blocks*images.BlockBytes)} {
+	for how, err := range map[string]error{"Wait": l.Wait(t.Context()), "Begin": <-over, "Need": l.Need(t.Context(), "pages-2.img", 0, blocks*images.BlockBytes)} {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: got %v", how, err)
 		}
+	}
+}
+
+// never is bytes that do not arrive.
+type never struct{}
+
+func (never) Await(ctx context.Context, _, _ uint64) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// The end of a restore's context ends the wait for memory that does not arrive.
+func TestLaterArrivesNever(t *testing.T) {
+	const name = "pages-3.img"
+	f := images.File{Name: name, Bytes: images.BlockBytes, Pieces: images.Location{{Path: "blob", Bytes: images.BlockBytes, Arrival: never{}}}}
+	m := &sign.Manifest{Version: 1, Files: []sign.File{{Name: name, Bytes: f.Bytes, Digests: []string{images.ZeroBlockDigest}}}}
+	for how, wait := range map[string]func(context.Context, *sign.Later) error{
+		"Wait": func(ctx context.Context, l *sign.Later) error { return l.Wait(ctx) },
+		"Need": func(ctx context.Context, l *sign.Later) error { return l.Need(ctx, name, 0, 1) },
+	} {
+		l, err := m.CheckNow(t.Context(), []images.File{f}, func(images.File) bool { return true })
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Begin(func(error) {})
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := wait(ctx, l); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: got %v", how, err)
+		}
+		l.Close()
+	}
+}
+
+// A size that nobody has compared takes no memory.
+func TestSizesAreComparedFirst(t *testing.T) {
+	m, dir, _ := manifestOf(t)
+	files := list(t, dir)
+	for i := range 1000 {
+		files = append(files, images.File{Name: fmt.Sprintf("pages-%d.img", i+100), Bytes: 1 << 48})
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := m.Check(t.Context(), files); !errors.Is(err, sign.ErrChanged) {
+		t.Errorf("got %v", err)
+	}
+	runtime.ReadMemStats(&after)
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 16<<20 {
+		t.Errorf("%d bytes were allocated", bytes)
 	}
 }
 
@@ -154,7 +205,7 @@ func TestLaterNothing(t *testing.T) {
 	if none != nil || err != nil {
 		t.Fatalf("got %v, %v", none, err)
 	}
-	if err := errors.Join(none.Need("a", 0, 1), none.Wait()); err != nil || none.Names() != nil {
+	if err := errors.Join(none.Need(t.Context(), "a", 0, 1), none.Wait(t.Context())); err != nil || none.Names() != nil {
 		t.Errorf("of nothing: %v", err)
 	}
 	none.Close()

@@ -145,8 +145,8 @@ func Write(ctx context.Context, dir string, signer *Signer, others map[string][]
 	}
 	m := list(files)
 	for i, f := range m.Files {
-		if digests := known[f.Name]; len(digests) == len(f.Digests) {
-			copy(m.Files[i].Digests, digests)
+		if digests := known[f.Name]; uint64(len(digests)) == blocksOf(f.Bytes) {
+			m.Files[i].Digests = slices.Clone(digests)
 		}
 	}
 	if err := m.digest(ctx, files); err != nil {

@@ -154,7 +154,7 @@ func TestStockClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = k.Start(t.Context())
-	harness.Says(t, err, "which has GPU state, is not in", "gpuckpt image pull")
+	harness.Says(t, err, "which has memory or GPU state, is not in", "gpuckpt image pull")
 	if !slices.ContainsFunc(r.gpu, func(b blob) bool { return strings.Contains(fmt.Sprint(err), b.Digest) }) {
 		t.Errorf("the error names no blob: %v", err)
 	}

@@ -179,7 +179,7 @@ env = ["%[3]s=%[4]s"]
 	}
 	if compression == "" { // of blobs containerd decrypts nothing
 		_, err := c.TryWork(t, harness.RunSpec{ID: "encrypted", Image: ref, Port: k.Port, GPUs: []int{0}, Args: []string{"gpuwork"}, Annotations: map[string]string{annotations.Restore: "true"}})
-		harness.Says(t, err, "which has GPU state, is not in")
+		harness.Says(t, err, "which has memory or GPU state, is not in")
 		return
 	}
 	r = resume(t, c, ref, k.Port)

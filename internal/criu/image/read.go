@@ -103,6 +103,9 @@ func (s *Set) Names() (names []string, err error) {
 	for {
 		entries, err := d.ReadDir(1024)
 		for _, e := range entries {
+			if file, _, piece := images.ParsePieceFile(e.Name()); piece && s.pieces[file].Pieces != nil {
+				continue
+			}
 			if KindOf(e.Name()) == nil {
 				return nil, fmt.Errorf("%w: %q is no image that a restore needs", ErrRefused, e.Name())
 			}

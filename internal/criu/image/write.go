@@ -129,7 +129,8 @@ func (s *Set) copy(ctx context.Context, to *Dir, name string, edit func(*Entry) 
 	return to.write(name, func(w *os.File) error { return s.rewrite(w, k, name, edit) })
 }
 
-// lend has CRIU read a file as it is, or a copy of what it needs of it. A file in pieces is always copied.
+// lend has CRIU read a file as it is, or a copy of what it needs of it. A file in pieces is copied in any case: it is one of
+// which CRIU needs little (pages.Chosen).
 func (s *Set) lend(ctx context.Context, to *Dir, name string) error {
 	var parts []Part
 	some := false

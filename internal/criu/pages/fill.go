@@ -22,17 +22,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-// Fill copies the memory of the chosen mappings into the restored processes, and returns its bytes. It waits for what is
-// still arriving, until the end of ctx. No thread of them may run. inside are the container's processes, see proc.Inside. On
-// an error any part may be there.
-func (p *Plan) Fill(ctx context.Context, start Start, inside map[int]int) (filled uint64, err error) {
+// Fill copies the memory of the chosen mappings into the restored processes, and returns its bytes. All of it has arrived, and
+// no thread of them may run. inside are the container's processes, see proc.Inside. On an error any part may be there.
+func (p *Plan) Fill(start Start, inside map[int]int) (filled uint64, err error) {
 	if len(p.tasks) == 0 {
 		return 0, nil
-	}
-	for _, t := range p.tasks {
-		if err := t.from.Location.Await(ctx); err != nil {
-			return 0, err
-		}
 	}
 	w, err := start()
 	if err != nil {
@@ -90,12 +84,15 @@ func fill(pid int, from *images.Area, pieces []Piece, shared bool) (uint64, erro
 	defer r.Close()
 	slices.SortFunc(filled, func(a, b span) int { return cmp.Compare(a.Start, b.Start) })
 	return total, eachChunk(pieces, func(p Piece, buf []byte) error {
-		return r.WriteRange(write(func(data []byte) error {
+		var failed error // which the reader could take for one of its own: a process has no memory, or a file is cut short
+		err := r.WriteRange(write(func(data []byte) error {
 			if p.Start%mmapfile.HugePage == 0 && covers(filled, span{p.Start, p.Start + mmapfile.HugePage}) {
 				makeHuge(p.Start, data[:pageBytes])
 			}
-			return writeMemory(pid, p.Start, data)
+			failed = writeMemory(pid, p.Start, data)
+			return failed
 		}), p.Offset, p.Offset+p.Bytes, buf)
+		return cmp.Or(failed, err)
 	})
 }
 

@@ -194,7 +194,7 @@ func TestFillWorkerKilled(t *testing.T) {
 		}
 		stopped(t, w)
 		err = killIn(t, w, func() error {
-			_, err := p.Fill(t.Context(), func() (*Worker, error) { return w, nil }, inside)
+			_, err := p.Fill(func() (*Worker, error) { return w, nil }, inside)
 			return err
 		})
 		if !errors.Is(err, ErrWorkerGone) || !strings.Contains(err.Error(), "fill the memory of process") {

@@ -92,6 +92,19 @@ func NewPlan(set *image.Set, least uint64) (*Plan, error) {
 	return p, p.find()
 }
 
+// Chosen returns the names of the files in a directory whose memory, of at least so many bytes, goes past CRIU for the most
+// part, where nothing says otherwise. Memory that forked processes have in common is not among it: CRIU shares it out again.
+func Chosen(dir string, least uint64) (names []string, err error) {
+	p, err := NewPlan(image.Open(dir), least)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range p.tasks {
+		names = append(names, t.pages)
+	}
+	return names, nil
+}
+
 // mappings returns the mappings that may be chosen, by the number of their process, and how many
 // processes have a private mapping at each place.
 func mappings(set *image.Set, names []string) (may map[int][]span, known map[span]int, err error) {

@@ -126,6 +126,9 @@ func TestPlan(t *testing.T) {
 	))
 	writeImage(t, dir, "pagemap-7.img", "PAGEMAP", head(3), run(10, 3), run(100, 30), run(140, 60), run(205, 45), run(250, 60))
 	writePages(t, dir, "pages-3.img", 3+30+60+45+60)
+	if chosen, err := Chosen(dir, least); err != nil || !slices.Equal(chosen, []string{"pages-3.img"}) {
+		t.Errorf("chosen are %v, %v", chosen, err)
+	}
 	p := plan(t, dir)
 	to := copyBy(t, dir, p)
 

@@ -4,6 +4,7 @@
 package trust
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -16,9 +17,11 @@ import (
 // are most of the bytes beside GPU state, and nobody parses them. Whoever admits a checkpoint with
 // it calls
 //
-//  1. Need, before anybody but this shim gets bytes of theirs,
-//  2. Wait, before a thread of the restored processes runs,
+//  1. Need, before CRIU gets bytes of theirs,
+//  2. Wait, before a thread of the restored processes runs, and before one has bytes of a file that is in pieces,
 //  3. Close, in any case.
+//
+// The end of ctx ends what is compared.
 //
 // A checkpoint that is admitted without (nil) is compared whole. The zero Rest has nothing to compare.
 type Rest struct {
@@ -48,7 +51,7 @@ func (r *Rest) begin(later *sign.Later, right func()) {
 // Need returns when the parts of each image that somebody else gets are compared: those that parts
 // returns, or the whole of an image of which it knows none. The error is seal.ErrChanged, or that of
 // reading.
-func (r *Rest) Need(parts func(name string) (_ []image.Part, some bool)) error {
+func (r *Rest) Need(ctx context.Context, parts func(name string) (_ []image.Part, some bool)) error {
 	defer host.AllProcessors()()
 	for _, name := range r.later.Names() {
 		ranges, some := parts(name)
@@ -56,7 +59,7 @@ func (r *Rest) Need(parts func(name string) (_ []image.Part, some bool)) error {
 			ranges = []image.Part{{Bytes: ^uint64(0)}}
 		}
 		for _, p := range ranges {
-			if err := r.later.Need(name, p.Offset, p.Offset+p.Bytes); err != nil {
+			if err := r.later.Need(ctx, name, p.Offset, p.Offset+p.Bytes); err != nil {
 				return fmt.Errorf("compare the memory that CRIU restores: %w", err)
 			}
 		}
@@ -65,7 +68,7 @@ func (r *Rest) Need(parts func(name string) (_ []image.Part, some bool)) error {
 }
 
 // Wait returns when all is compared. The error is that of Need.
-func (r *Rest) Wait() error { return r.later.Wait() }
+func (r *Rest) Wait(ctx context.Context) error { return r.later.Wait(ctx) }
 
 // Close ends the comparison. It can be called again.
 func (r *Rest) Close() { r.later.Close() }

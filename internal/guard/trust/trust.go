@@ -87,7 +87,7 @@ func (s *Sealer) Complete(ctx context.Context, dir string, m *images.Metadata, k
 
 // OpenImage opens the checkpoint of an unpacked image, as images.OpenImage does, unless the node's
 // policy does not let it in. dirs is what images.ImageDirs returned of roots. A container of the
-// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest. GPU state may still
+// image that is to start from the beginning gets no checkpoint, and the reason. For rest see Rest. Blobs may still
 // arrive: the source, nil if all is here, is to be closed after the restore.
 func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, roots []string, rest *Rest) (_ *images.Checkpoint, _ *feed.Source, afresh string, err error) {
 	view, err := read()
@@ -108,26 +108,31 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 			source.Close()
 		}
 	}()
-	err = admit(ctx, read, true, dirs, rest, func() ([]images.File, error) {
-		files, err := images.ListImage(blobs, dirs...)
-		if source == nil || err == nil { // containerd may have all by another pull
+	var found *images.Checkpoint
+	err = admit(ctx, read, true, dirs, rest, func() (_ []images.File, err error) {
+		if found, err = images.ListImage(blobs, dirs...); err != nil && source != nil {
+			if found, err = images.ListImage(source.Blobs, dirs...); err == nil {
+				source.Set(found)
+			}
+		} else { // containerd may have all by another pull
 			source.Close()
 			source = nil
-			return files, err
 		}
-		blobs = source.Blobs
-		files, err = images.ListImage(blobs, dirs...)
-		source.Set(&images.Checkpoint{Files: files})
-		return files, err
+		if err != nil {
+			return nil, err
+		}
+		return found.Files, nil
 	})
+	if err == nil {
+		err = found.Complete()
+	}
 	if err != nil {
 		return nil, nil, "", err
 	}
-	found, err := images.OpenImage(blobs, roots...)
-	if err == nil && source != nil {
+	if source != nil {
 		source.Set(found)
 	}
-	return found, source, "", err
+	return found, source, "", nil
 }
 
 // Admit refuses a checkpoint that the client names and that the node's policy does not let
@@ -173,7 +178,7 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string, r
 	case err != nil && !errors.Is(err, images.ErrNoMetadata):
 		return err
 	}
-	right := func() { entry.WithField("took", time.Since(began)).Info("the checkpoint is what was signed") }
+	right := func() { entry.WithField("took", time.Since(began)).Info("the checkpoint is what its manifest says") }
 	if later == nil {
 		right()
 		return nil

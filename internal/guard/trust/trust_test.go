@@ -224,7 +224,7 @@ func TestPiecesAreCompared(t *testing.T) {
 		to := images.Pointer{Digest: digest.FromBytes(own), Bytes: uint64(len(own))}
 		write(t, filepath.Join(blobs, to.Digest.Encoded()), string(own))
 		write(t, filepath.Join(below, images.PieceFile("pages-1.img", 0)), to.String())
-		return admit(t.Context(), source(n), true, []string{dir, below}, rest, func() ([]images.File, error) { return images.ListImage(blobs, dir, below) })
+		return admit(t.Context(), source(n), true, []string{dir, below}, rest, func() ([]images.File, error) { return listed(images.ListImage(blobs, dir, below)) })
 	}
 	for _, seal := range files {
 		if sign.IsSeal(seal.Name) {
@@ -249,19 +249,26 @@ func TestPiecesAreCompared(t *testing.T) {
 		if err := at(others, rest); err != nil {
 			t.Fatal(err)
 		}
-		if err := rest.Wait(); !errors.Is(err, sign.ErrChanged) {
+		if err := rest.Wait(t.Context()); !errors.Is(err, sign.ErrChanged) {
 			t.Errorf("another's blob, compared later: %v", err)
 		}
-		if err := rest.Need(func(string) ([]image.Part, bool) { return nil, false }); !errors.Is(err, sign.ErrChanged) {
+		if err := rest.Need(t.Context(), func(string) ([]image.Part, bool) { return nil, false }); !errors.Is(err, sign.ErrChanged) {
 			t.Errorf("another's blob, for CRIU: %v", err)
 		}
 	}
 }
 
+func listed(c *images.Checkpoint, err error) ([]images.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c.Files, nil
+}
+
 // admitImage admits an image that has a checkpoint in a directory.
 func admitImage(t *testing.T, read config.Source, dir string) error {
 	t.Helper()
-	return admit(t.Context(), read, true, []string{dir}, nil, func() ([]images.File, error) { return images.ListImage("", dir) })
+	return admit(t.Context(), read, true, []string{dir}, nil, func() ([]images.File, error) { return listed(images.ListImage("", dir)) })
 }
 
 // The memory of processes is compared later if there is a Rest, and else at once.
@@ -288,7 +295,7 @@ func TestRest(t *testing.T) {
 	first := func(string) ([]image.Part, bool) { return []image.Part{{Bytes: 4096}}, true }
 	unknown := func(string) ([]image.Part, bool) { return nil, false }
 	var rest Rest
-	if err := errors.Join(rest.Wait(), rest.Need(unknown), admit(&rest), rest.Need(first), rest.Need(unknown), rest.Wait()); err != nil {
+	if err := errors.Join(rest.Wait(t.Context()), rest.Need(t.Context(), unknown), admit(&rest), rest.Need(t.Context(), first), rest.Need(t.Context(), unknown), rest.Wait(t.Context())); err != nil {
 		t.Error(err)
 	}
 	f, err := os.OpenFile(memory, os.O_RDWR, 0)
@@ -303,10 +310,10 @@ func TestRest(t *testing.T) {
 		t.Errorf("without a Rest: %v", err)
 	}
 	rest = Rest{}
-	if err := errors.Join(admit(&rest), rest.Need(first)); err != nil {
+	if err := errors.Join(admit(&rest), rest.Need(t.Context(), first)); err != nil {
 		t.Errorf("what has not changed: %v", err)
 	}
-	for how, err := range map[string]error{"Need": rest.Need(unknown), "Wait": rest.Wait()} {
+	for how, err := range map[string]error{"Need": rest.Need(t.Context(), unknown), "Wait": rest.Wait(t.Context())} {
 		if !errors.Is(err, sign.ErrChanged) || !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%s: %v", how, err)
 		}
