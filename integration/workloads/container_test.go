@@ -200,7 +200,7 @@ func readFile(t *testing.T, k *harness.Container, path string) string {
 	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, path))
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v; the container wrote:\n%s", err, words(k.Logs()))
 	}
 	return string(data)
 }
