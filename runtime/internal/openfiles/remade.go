@@ -4,14 +4,17 @@
 package openfiles
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	criucore "github.com/checkpoint-restore/go-criu/v8/crit/images/criu-core"
 	extfile "github.com/checkpoint-restore/go-criu/v8/crit/images/ext-file"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
@@ -19,12 +22,13 @@ import (
 
 const filesImage = "files.img"
 
-// saveEventfds has a dump make eventfds of processes anew by gpuckpt's plugin, if they are semaphores, or count
-// further than 32 bits, which CRIU cuts off. inside are the processes, by their own count.
-func saveEventfds(dir string, dumped *image.Set, inside map[int]int) error {
+// saveRemade has a dump make files of processes anew by gpuckpt's plugin: eventfds that are semaphores, or count
+// further than 32 bits, which CRIU cuts off, and timers with a time of the day, which CRIU has come later by as long
+// as the container is down. inside are the processes, by their own count.
+func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
 	ids := make(map[uint32]string)
 	for number, pid := range inside {
-		fds, err := eventfds(pid)
+		fds, err := remade(pid)
 		if err == nil && len(fds) > 0 {
 			err = filesOf(dumped, number, fds, ids)
 		}
@@ -37,7 +41,7 @@ func saveEventfds(dir string, dumped *image.Set, inside map[int]int) error {
 	}
 	// All descriptors of them are of the type that CRIU leaves to plugins.
 	err := image.EditOf(dumped, "fdinfo-*.img", func(m *fdinfo.FdinfoEntry) error {
-		if ids[m.GetId()] != "" && m.GetType() == fdinfo.FdTypes_EVENTFD {
+		if ids[m.GetId()] != "" && (m.GetType() == fdinfo.FdTypes_EVENTFD || m.GetType() == fdinfo.FdTypes_TIMERFD) {
 			m.Type = fdinfo.FdTypes_EXT.Enum()
 		}
 		return nil
@@ -47,12 +51,14 @@ func saveEventfds(dir string, dumped *image.Set, inside map[int]int) error {
 	}
 	var lines strings.Builder
 	err = image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
-		if f.GetEfd() == nil || ids[f.GetId()] == "" {
+		e, t := f.GetEfd(), f.GetTfd()
+		if e == nil && t == nil || ids[f.GetId()] == "" {
 			return nil
 		}
-		fmt.Fprintf(&lines, "%d\t%d\t%s %d\n", f.GetId(), f.GetEfd().GetFlags(), ids[f.GetId()], f.GetEfd().GetCounter())
-		f.Type, f.Ext = fdinfo.FdTypes_EXT.Enum(), &extfile.ExtFileEntry{Id: f.Id, Fown: f.GetEfd().GetFown()}
-		f.Efd = nil
+		// Of one there is no other.
+		fmt.Fprintf(&lines, "%d\t%d\t%s %d\n", f.GetId(), e.GetFlags()|t.GetFlags(), ids[f.GetId()], e.GetCounter()+t.GetTicks())
+		f.Type, f.Ext = fdinfo.FdTypes_EXT.Enum(), &extfile.ExtFileEntry{Id: f.Id, Fown: cmp.Or(e.GetFown(), t.GetFown())}
+		f.Efd, f.Tfd = nil, nil
 		return nil
 	})
 	if err != nil {
@@ -67,14 +73,15 @@ func saveEventfds(dir string, dumped *image.Set, inside map[int]int) error {
 	return err
 }
 
-// eventfds returns the descriptors of a process that are semaphores, or far counters, by the plugin's words.
-func eventfds(pid int) (fds map[int]string, err error) {
-	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]")
+// remade returns the descriptors of a process that are such files, by the plugin's words.
+func remade(pid int) (fds map[int]string, err error) {
+	const timer = "anon_inode:[timerfd]"
+	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]", timer)
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
 	fds = make(map[int]string)
-	for fd := range files {
+	for fd, link := range files {
 		info, err := proc.Head(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 		if err != nil && !proc.Ended(err) {
 			return nil, err
@@ -82,6 +89,10 @@ func eventfds(pid int) (fds map[int]string, err error) {
 		_, count, _ := strings.Cut(string(info), "\neventfd-count:")
 		count, _, _ = strings.Cut(count, "\n")
 		switch {
+		case link == timer:
+			if word := dayTimer(string(info), time.Now()); word != "" {
+				fds[fd] = word
+			}
 		case strings.Contains(string(info), "\neventfd-semaphore: 1\n"):
 			fds[fd] = "semaphore"
 		case len(strings.TrimSpace(count)) > 8: // in hexadecimal
@@ -89,6 +100,19 @@ func eventfds(pid int) (fds map[int]string, err error) {
 		}
 	}
 	return fds, nil
+}
+
+// dayTimer returns the plugin's words for a timer with a time of the day, which is to come, by the kernel's
+// description of it: how it is set, when it comes, and how often.
+func dayTimer(info string, now time.Time) string {
+	_, info, _ = strings.Cut(info, "\nclockid: ")
+	var clock, ticks, flags, sec, nsec, isec, insec int64
+	n, _ := fmt.Sscanf(info, "%d\nticks: %d\nsettime flags: %o\nit_value: (%d, %d)\nit_interval: (%d, %d)", &clock, &ticks, &flags, &sec, &nsec, &isec, &insec)
+	if n != 7 || clock != unix.CLOCK_REALTIME || flags&unix.TFD_TIMER_ABSTIME == 0 || sec == 0 && nsec == 0 {
+		return ""
+	}
+	comes := now.Add(time.Duration(nsec)).Unix() + sec // a Duration has 292 years
+	return fmt.Sprintf("timer %d %d %d %d %d", flags, comes, now.Add(time.Duration(nsec)).Nanosecond(), isec, insec)
 }
 
 // filesOf adds the ids that a dump has for files of a process.
