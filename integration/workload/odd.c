@@ -851,6 +851,13 @@ static void renamed_socket(void)
 	on_path(is, ".datagrams");
 	must(link(soon, is)); // as supervisord does
 	must(unlink(soon));
+	on_path(is, ".run"); // as /var/run is
+	must(symlink("/dev/shm", is));
+	on_path(soon, ".run/soon");
+	c = unix_socket(soon, SOCK_DGRAM);
+	on_path(is, ".run/datagrams");
+	must(link(soon, is));
+	must(unlink(soon));
 }
 
 static const char *renamed_socket_same(void)
@@ -862,6 +869,8 @@ static const char *renamed_socket_same(void)
 	if (!failed)
 		close((int)must(accept(a, NULL, NULL)));
 	on_path(at.sun_path, ".datagrams");
+	failed |= connect(d, (void *)&at, sizeof at);
+	on_path(at.sun_path, ".run/datagrams");
 	failed |= connect(d, (void *)&at, sizeof at);
 	close(s);
 	close(d);
