@@ -202,7 +202,7 @@ func TestReasons(t *testing.T) {
 		{state: "covered-directory", file: "/covered", says: "a mount covers a file", flags: admin},
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
-		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
+		{state: "user-namespace", says: "the container has none: end it before a checkpoint", flags: admin},
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
