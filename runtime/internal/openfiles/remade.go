@@ -55,8 +55,11 @@ func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
 		if e == nil && t == nil || ids[f.GetId()] == "" {
 			return nil
 		}
-		// Of one there is no other.
-		fmt.Fprintf(&lines, "%d\t%d\t%s %d\n", f.GetId(), e.GetFlags()|t.GetFlags(), ids[f.GetId()], e.GetCounter()+t.GetTicks())
+		words := ids[f.GetId()]
+		if e != nil {
+			words = fmt.Sprint(words, " ", e.GetCounter())
+		}
+		fmt.Fprintf(&lines, "%d\t%d\t%s\n", f.GetId(), e.GetFlags()|t.GetFlags(), words) // of one of them
 		f.Type, f.Ext = fdinfo.FdTypes_EXT.Enum(), &extfile.ExtFileEntry{Id: f.Id, Fown: cmp.Or(e.GetFown(), t.GetFown())}
 		f.Efd, f.Tfd = nil, nil
 		return nil
@@ -77,6 +80,14 @@ func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
 func remade(pid int) (fds map[int]string, err error) {
 	const timer = "anon_inode:[timerfd]"
 	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]", timer)
+	if err != nil && !proc.Ended(err) {
+		return nil, err
+	}
+	// The kernel does not describe how a timer goes on that has come, and repeats, before it is asked what is left.
+	err = proc.EachCopy(pid, files, func(_, file int) (keep bool) {
+		_ = unix.TimerfdGettime(file, new(unix.ItimerSpec)) // or it is an eventfd
+		return false
+	})
 	if err != nil && !proc.Ended(err) {
 		return nil, err
 	}
@@ -103,7 +114,7 @@ func remade(pid int) (fds map[int]string, err error) {
 }
 
 // dayTimer returns the plugin's words for a timer with a time of the day, which is to come, by the kernel's
-// description of it: how it is set, when it comes, and how often.
+// description of it: how it is set, when it comes, how often, and how often it has come.
 func dayTimer(info string, now time.Time) string {
 	_, info, _ = strings.Cut(info, "\nclockid: ")
 	var clock, ticks, flags, sec, nsec, isec, insec int64
@@ -112,7 +123,7 @@ func dayTimer(info string, now time.Time) string {
 		return ""
 	}
 	comes := now.Add(time.Duration(nsec)).Unix() + sec // a Duration has 292 years
-	return fmt.Sprintf("timer %d %d %d %d %d", flags, comes, now.Add(time.Duration(nsec)).Nanosecond(), isec, insec)
+	return fmt.Sprintf("timer %d %d %d %d %d %d", flags, comes, now.Add(time.Duration(nsec)).Nanosecond(), isec, insec, ticks)
 }
 
 // filesOf adds the ids that a dump has for files of a process.
