@@ -53,7 +53,7 @@ func toGRPC(err error) error {
 		errors.Is(err, steer.ErrTracerGone), errors.Is(err, staging.ErrDigesterGone):
 		code = codes.Unavailable
 	default:
-		return errgrpc.ToGRPC(err)
+		code = status.Code(errgrpc.ToGRPC(err)) // which of an error that wraps two tells clients one twice
 	}
 	return status.Error(code, err.Error())
 }

@@ -10,9 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -50,12 +52,16 @@ func TestToGRPC(t *testing.T) {
 		{errdefs.ErrInvalidArgument, codes.InvalidArgument},
 		{errdefs.ErrFailedPrecondition, codes.FailedPrecondition},
 		{errdefs.ErrNotFound, codes.NotFound},
+		{fmt.Errorf("%w: %w", errors.New("something"), errdefs.ErrFailedPrecondition), codes.FailedPrecondition},
 		{status.Error(codes.NotFound, "x"), codes.NotFound},
 	} {
 		for _, err := range []error{test.err, fmt.Errorf("step: %w", test.err)} {
 			got := toGRPC(err)
 			if code := status.Code(got); code != test.want {
 				t.Errorf("%v: %v, want %v", err, code, test.want)
+			}
+			if told := errgrpc.ToNative(got).Error(); strings.Contains(told, "\n") {
+				t.Errorf("a client is told %q", told)
 			}
 			// Of a status the wrapped text holds the code's name as well.
 			if _, has := status.FromError(err); !has && status.Convert(got).Message() != err.Error() {

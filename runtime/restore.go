@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
@@ -86,6 +87,8 @@ type restoring struct {
 	started chan struct{} // closed when runc's Start has ended; resp and err are its results
 	resp    *taskAPI.StartResponse
 	err     error
+	over    sync.Once // of awaitRunc; why is what it returns
+	why     error
 }
 
 // run takes the steps. There is no second try with a container, so what was made
@@ -223,17 +226,20 @@ func (k *restoring) restoreProcesses(ctx context.Context) (uint64, error) {
 		}
 	} else {
 		k.gate.Close()
-		if rerr := k.awaitRunc(); rerr != nil {
-			return 0, rerr // which is why CRIU's plugin did not come
-		}
-		return 0, sequence.Join(err, k.s.kill(context.WithoutCancel(ctx), k.c))
+		// Which is why CRIU's plugin did not come, if runc says so.
+		return 0, sequence.Join(cmp.Or(k.awaitRunc(), err), k.kill(context.WithoutCancel(ctx)))
 	}
 	return bytes, nil
 }
 
-// awaitRunc waits until runc and CRIU have ended, and ends a CRIU whose time is over. On an error
-// nothing of the container is left.
+// awaitRunc waits until runc and CRIU have ended, and ends a CRIU whose time is over. It returns why they failed,
+// each time: kill then removes what is left.
 func (k *restoring) awaitRunc() error {
+	k.over.Do(func() { k.why = k.await() })
+	return k.why
+}
+
+func (k *restoring) await() error {
 	var hung error
 	select {
 	case <-k.started:
@@ -248,12 +254,7 @@ func (k *restoring) awaitRunc() error {
 		err = fmt.Errorf("%w: %w", hung, err)
 	}
 	if err != nil {
-		k.c.pid = 0
-		if k.first >= 0 {
-			_ = unix.PidfdSendSignal(k.first, unix.SIGKILL, nil, 0) // or it has ended
-		}
-		restoreLog := criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id)
-		return sequence.Join(restoreLog.Explain(err), k.c.removeHalf(k.watch))
+		return criu.RestoreLog(k.c.bundle, k.c.workDir, k.view.LogDir, k.c.namespace+"-"+k.c.id).Explain(err)
 	}
 	k.c.pid = int(k.resp.Pid)
 	return nil
@@ -315,23 +316,18 @@ func (k *restoring) openGate(ctx context.Context) (uint64, error) {
 	return 0, k.awaitRunc()
 }
 
-// kill ends the restored processes. Those that wait at the gate are killed by CRIU's plugin, and
-// CRIU and runc then fail: that is no error.
+// kill ends the restored processes, and removes what runc and CRIU have left where they failed. Processes that wait
+// at the gate are killed by CRIU's plugin, and CRIU and runc then fail: that is no error.
 func (k *restoring) kill(ctx context.Context) error {
-	select {
-	case <-k.started:
-		if k.err != nil {
-			return nil // awaitRunc has removed what was left
-		}
-		return k.s.kill(ctx, k.c)
-	default:
-	}
 	k.gate.Close()
-	<-k.started
-	if err := k.watch.Stop(errgrpc.ToNative(k.err)); err == nil {
+	k.since = time.Now()
+	if k.awaitRunc() == nil {
 		return k.s.kill(ctx, k.c)
 	}
 	k.c.pid = 0
+	if k.first >= 0 {
+		_ = unix.PidfdSendSignal(k.first, unix.SIGKILL, nil, 0) // or it has ended
+	}
 	return k.c.removeHalf(k.watch)
 }
 

@@ -340,6 +340,35 @@ func TestKilledInRestore(t *testing.T) {
 	}
 }
 
+// runc is killed while the restored processes are held, and then the driver refuses them: nothing is left, and another
+// restore works.
+func TestKilledBeforeFailure(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be told to refuse")
+	}
+	results.Add(t)
+	k, dir := checkpointed(t)
+	undo := shared.SoftwareGPU(t, "restore_delay_ms=2000\nfail=restore:999\n")
+	err := killWhile(t, func() error { return restoreTask(t, shared, k, dir) }, func() int {
+		runc := runcOf(k)
+		if pid := childOf(runc, "gpuwork"); pid == 0 || !driverWorks(pid) {
+			return 0
+		}
+		return runc
+	})
+	harness.Says(t, err, "restore GPU state")
+	nothingRuns(t, shared, k)
+	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), k.ID+"/criu-root") {
+		t.Errorf("runc's mount is left: %v", err)
+	}
+	undo()
+	ctr(t, shared, "tasks", "delete", k.ID)
+	if err := restoreTask(t, shared, k, dir); err != nil {
+		t.Fatalf("%v\n%s", err, shared.LogTail(3000))
+	}
+	goesOn(t, k)
+}
+
 // A CRIU that hangs in a restore is ended when its time is over, and another restore works.
 func TestHungInRestore(t *testing.T) {
 	results.Add(t)

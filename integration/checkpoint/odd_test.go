@@ -202,7 +202,7 @@ func TestReasons(t *testing.T) {
 		{state: "covered-directory", file: "/covered", says: "a mount covers a file", flags: admin},
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
-		{state: "user-namespace", says: "in a user namespace of its own", flags: admin},
+		{state: "user-namespace", says: "the container has none: end it before a checkpoint", flags: admin},
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
@@ -261,7 +261,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed", "typed"} {
+	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed", "typed"} {
 		t.Run(state, func(t *testing.T) {
 			tries := 1
 			if state == "failing-waits" {

@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,9 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
+
+// unread is what is typed at the terminal of startTTY.
+const unread = "unread\n"
 
 // startTTY starts a counter with a terminal, which ctr cannot without one.
 func startTTY(t *testing.T, spec harness.RunSpec) (*harness.Container, error) {
@@ -33,7 +38,7 @@ func startTTY(t *testing.T, spec harness.RunSpec) (*harness.Container, error) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	task, err := c.NewTask(ctx, cio.NewCreator(cio.WithStreams(new(bytes.Buffer), io.Discard, nil), cio.WithTerminal))
+	task, err := c.NewTask(ctx, cio.NewCreator(cio.WithStreams(bytes.NewBufferString(unread), io.Discard, nil), cio.WithTerminal))
 	if err != nil {
 		return k, err
 	}
@@ -52,6 +57,13 @@ func TestTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Expect(t, "count", "101")
+	var told struct{ Different []string }
+	harness.Within(t, "what was typed is missed", func() bool {
+		if err := shared.Gpuckpt(t.Context(), &told, "checkpoint", k.ID, "--leave-running", "--image", "example.com/terminal:typed"); err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(told.Different, func(d string) bool { return strings.HasPrefix(d, "unread input of the container's terminal") })
+	})
 	dir, rw := dump(t, shared, k)
 	k.MustRemove(t)
 	layout, _ := layoutOf(t, shared, dir, rw, harness.WorkloadImage, with)

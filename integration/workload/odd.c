@@ -851,6 +851,13 @@ static void renamed_socket(void)
 	on_path(is, ".datagrams");
 	must(link(soon, is)); // as supervisord does
 	must(unlink(soon));
+	on_path(is, ".run"); // as /var/run is
+	must(symlink("/dev/shm", is));
+	on_path(soon, ".run/soon");
+	c = unix_socket(soon, SOCK_DGRAM);
+	on_path(is, ".run/datagrams");
+	must(link(soon, is));
+	must(unlink(soon));
 }
 
 static const char *renamed_socket_same(void)
@@ -862,6 +869,8 @@ static const char *renamed_socket_same(void)
 	if (!failed)
 		close((int)must(accept(a, NULL, NULL)));
 	on_path(at.sun_path, ".datagrams");
+	failed |= connect(d, (void *)&at, sizeof at);
+	on_path(at.sun_path, ".run/datagrams");
 	failed |= connect(d, (void *)&at, sizeof at);
 	close(s);
 	close(d);
@@ -1479,8 +1488,28 @@ static const char *absolute_timers_same(void)
 		double early = difftime(end.tv_sec, now.tv_sec) - difftime(left.it_value.tv_sec, 0) + (double)(end.tv_nsec - now.tv_nsec - left.it_value.tv_nsec) / 1e9;
 		if (early > 0.01)
 			return "it ends too early";
+		if (absolute[i].clock == CLOCK_REALTIME && early < -0.01) // by as long as the program was down
+			return "it ends too late";
 	}
 	return "same";
+}
+
+// Code that processes share, below all other: PHP has it compiled there.
+static void *code_at;
+
+static void shared_code(void)
+{
+	static const unsigned char returns_42[] = {0xb8, 42, 0, 0, 0, 0xc3};
+	code_at = mmap((void *)0x200000, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	must(code_at == MAP_FAILED ? -1 : 0);
+	memcpy(code_at, returns_42, sizeof returns_42);
+	must(mprotect(code_at, 8192, PROT_READ | PROT_EXEC));
+}
+
+static const char *shared_code_same(void)
+{
+	int (*code)(void) = (int (*)(void))code_at;
+	return code() == 42 ? "same" : "other code";
 }
 
 // A program has its own memory open as a file, as Julia has it, and its own score for the kernel that ends programs,
@@ -2368,6 +2397,7 @@ static const struct state {
 	{"appended-pipe", appended_pipe, appended_pipe_same},
 	{"repeating-timers", repeating_timers, repeating_timers_same},
 	{"absolute-timers", absolute_timers, absolute_timers_same},
+	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
 	{"ended-child", ended_child, ended_child_same},

@@ -181,7 +181,7 @@ const (
 	hugePages       = "a program has huge pages (MAP_HUGETLB, MFD_HUGETLB) that this CRIU cannot dump: close or unmap them before the checkpoint"
 	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
 	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"
-	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap), which CRIU cannot dump: end it before the checkpoint"
+	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap, a service of systemd), which CRIU cannot dump: end it before the checkpoint"
 )
 
 // withoutIOUring is how a program comes to do without io_uring.

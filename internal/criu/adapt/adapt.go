@@ -19,8 +19,8 @@
 //     them no longer: CRIU does not see the host's mounts.
 //   - A timer that repeats (timerfd) and was not read since its time came goes on: the kernel says that it has
 //     no time left, and CRIU would set it so.
-//   - A timer with an absolute time (timerfd) ends no earlier than it would: CRIU adds to what is left whole seconds
-//     of the clock alone.
+//   - A timer with an absolute time (timerfd) gets what is left of it: CRIU adds whole seconds of the clock alone, and
+//     has it come too early. One of the day's time is gpuckpt's plugin's (package openfiles).
 //   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
 //   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
@@ -34,14 +34,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
-	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
@@ -159,7 +157,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		t.Vsec, t.Vnsec = t.Isec, t.Insec // of one that repeats: 0 would stop it
 	}
 	if t := f.GetTfd(); t.GetSettimeFlags()&unix.TFD_TIMER_ABSTIME != 0 && (t.GetVsec() != 0 || t.GetVnsec() != 0) {
-		absolute(t, uint64(time.Now().Nanosecond()))
+		t.SettimeFlags = new(t.GetSettimeFlags() &^ unix.TFD_TIMER_ABSTIME)
 	}
 	if u := f.GetUsk(); u != nil {
 		p.name(u)
@@ -186,18 +184,6 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	if s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {
 		p.ports[uint16(s.GetSrcPort())] = true
 	}
-}
-
-// absolute changes a timer with an absolute time, of which CRIU has what is left. One of the day's time stays so: it
-// goes with the clock when that is set. now is what the clock shows behind the second.
-func absolute(t *timerfd.TimerfdEntry, now uint64) {
-	if clock := t.GetClockid(); clock != unix.CLOCK_REALTIME && clock != unix.CLOCK_REALTIME_ALARM {
-		t.SettimeFlags = new(t.GetSettimeFlags() &^ unix.TFD_TIMER_ABSTIME)
-		return
-	}
-	const second = 1_000_000_000
-	n := min(t.GetVnsec(), second-1) + now
-	t.Vsec, t.Vnsec = new(t.GetVsec()+n/second), new(n%second)
 }
 
 // FreePorts ends what is left of the connections of programs that have ended, the checkpointed one

@@ -69,7 +69,7 @@ var Kinds = []Kind{
 	{"both-ways", "a pipe open for both (`<>`)", "for reading", func(l *looked) bool { return l.both }},
 	{"undo", "`SEM_UNDO` of a System V semaphore", "not undone", func(l *looked) bool { return l.semaphores }},
 	{"locked-segment", "`SHM_LOCK`", "not locked", func(l *looked) bool { return l.locked }},
-	{"full-terminal", "unread input of the container's terminal, 16 KB at an end of another", "lost", nil},
+	{"full-terminal", "unread input of the container's terminal, 16 KB at an end of another", "lost", func(l *looked) bool { return l.typed }},
 	{"childs-terminal", "`/dev/tty` where another process leads the session", "none", func(l *looked) bool { return l.terminal }},
 	{"exclusive", "`TIOCEXCL`, `TCOOFF`", "off", func(l *looked) bool { return l.exclusive }},
 	{"exit-signal", "`clone` with another exit signal", "`SIGCHLD`", func(l *looked) bool { return l.otherEnds }},
@@ -96,7 +96,7 @@ func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "
 
 // looked is what a container has of it.
 type looked struct {
-	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, otherEnds bool
+	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, typed, otherEnds bool
 }
 
 // Look returns what comes back different of a container, whose first process is given.
@@ -143,7 +143,17 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 			l.otherEnds = l.otherEnds || f[38] != strconv.Itoa(int(unix.SIGCHLD))
 		})
 	}
-	terr := image.EachOf(dumped, "tty-info*.img", func(m *tty.TtyInfoEntry) error { l.exclusive = l.exclusive || m.GetExclusive(); return nil })
+	own := make(map[uint32]bool) // terminals of the container's, by their devices
+	terr := image.EachOf(dumped, "tty-info*.img", func(m *tty.TtyInfoEntry) error {
+		l.exclusive = l.exclusive || m.GetExclusive()
+		if m.GetType() == tty.TtyType_EXT_TTY {
+			own[m.GetRdev()] = true
+		}
+		return nil
+	})
+	if err == nil && len(own) > 0 {
+		l.typed, err = typed(init, own)
+	}
 	serr := image.EachOf(dumped, "ipcns-sem-*.img", func(*ipcsem.IpcSemEntry) error { l.semaphores = true; return nil })
 	lerr := image.EachOf(dumped, "ipcns-shm-*.img", func(m *ipcshm.IpcShmEntry) error {
 		l.locked = l.locked || m.GetDesc().GetMode()&segmentLocked != 0
@@ -228,6 +238,23 @@ func unread(list func() ([]int, error)) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// typed reports whether a terminal that a process has open, of these devices, has input that no program has read.
+func typed(pid int, devices map[uint32]bool) (found bool, err error) {
+	files, err := proc.OpenFiles(pid, "/dev/pts/", "/dev/console")
+	if err != nil {
+		return false, err
+	}
+	err = proc.EachCopy(pid, files, func(_, file int) (keep bool) {
+		var st unix.Stat_t
+		if unix.Fstat(file, &st) == nil && devices[uint32(st.Rdev)] {
+			n, _ := unix.IoctlGetInt(file, unix.TIOCINQ)
+			found = found || n > 0
+		}
+		return false
+	})
+	return found, err
 }
 
 // Save writes what was found into the directory of a dump, if there is something.

@@ -13,7 +13,9 @@
 //    error until the library is initialised again.
 //    A line of that file may also have "semaphore COUNT" in the place of a device: an eventfd whose
 //    reads take one (EFD_SEMAPHORE), which CRIU would make one whose reads take all; or "counter COUNT": one
-//    that counts further than 32 bits, which CRIU would cut off.
+//    that counts further than 32 bits, which CRIU would cut off; or "timer FLAGS TIME INTERVAL TICKS": a timer
+//    with a time of the day, which CRIU would have come later by as long as the container was down. Both times are
+//    seconds and nanoseconds.
 //
 // 2. The gate. After CRIU has restored all processes it holds each of their threads by ptrace, at
 //    the last system call before the program goes on, and calls the plugin for each process. The
@@ -53,10 +55,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -261,6 +265,21 @@ static int make_counter(uint64_t count, int kind, int flags)
 	return fd;
 }
 
+#ifndef TFD_IOC_SET_TICKS // linux/timerfd.h, which libc's headers do not go with
+#define TFD_IOC_SET_TICKS _IOW('T', 0, uint64_t)
+#endif
+
+// make_timer makes a timer with a time of the day.
+static int make_timer(int how, const struct itimerspec *when, uint64_t ticks, int flags)
+{
+	int fd = timerfd_create(CLOCK_REALTIME, TFD_CLOEXEC | (flags & O_NONBLOCK ? TFD_NONBLOCK : 0));
+	if (fd >= 0 && (timerfd_settime(fd, how, when, NULL) || (ticks && ioctl(fd, TFD_IOC_SET_TICKS, &ticks)))) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
 // restore_file opens a dumped file's device anew.
 static int restore_file(int id, bool *retry)
 {
@@ -274,8 +293,9 @@ static int restore_file(int id, bool *retry)
 		return -1;
 	}
 	char line[512], path[256];
-	int n, flags, fd = -ENOTSUP;
+	int n, flags, how, fd = -ENOTSUP;
 	uint64_t count;
+	struct itimerspec when;
 	while (fgets(line, sizeof(line), f)) {
 		if (sscanf(line, "%d\t%d\t%255[^\n]", &n, &flags, path) != 3 || n != id)
 			continue;
@@ -285,6 +305,10 @@ static int restore_file(int id, bool *retry)
 		}
 		if (sscanf(path, "counter %" SCNu64, &count) == 1) {
 			fd = make_counter(count, 0, flags);
+			break;
+		}
+		if (sscanf(path, "timer %d %ld %ld %ld %ld %" SCNu64, &how, &when.it_value.tv_sec, &when.it_value.tv_nsec, &when.it_interval.tv_sec, &when.it_interval.tv_nsec, &count) == 6) {
+			fd = make_timer(how, &when, count, flags);
 			break;
 		}
 		const struct device *d = device_for(path);

@@ -70,8 +70,8 @@ func HasOpen(pid int, link string) (bool, error) {
 }
 
 // OpenFiles returns the links in /proc of the files that a process has open, by number: those
-// that begin with the prefix.
-func OpenFiles(pid int, prefix string) (map[int]string, error) {
+// that begin with one of the prefixes. To look at each takes as long as all else for a program with a million.
+func OpenFiles(pid int, prefixes ...string) (map[int]string, error) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	names, err := Names(dir)
 	if err != nil {
@@ -87,7 +87,8 @@ func OpenFiles(pid int, prefix string) (map[int]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if fd, err := strconv.Atoi(name); err == nil && strings.HasPrefix(to, prefix) {
+		begins := func(prefix string) bool { return strings.HasPrefix(to, prefix) }
+		if fd, err := strconv.Atoi(name); err == nil && slices.ContainsFunc(prefixes, begins) {
 			files[fd] = to
 			if err := kept.Take(to); err != nil {
 				return nil, fmt.Errorf("names of files in %s: %w", dir, err)

@@ -270,7 +270,7 @@ func TestSameFile(t *testing.T) {
 			t.Errorf("descriptor %d is the same file: %v", fd, got)
 		}
 	}
-	if files, err := OpenFiles(pids[0], os.DevNull); err != nil || files[0] != os.DevNull || files[3] != os.DevNull {
+	if files, err := OpenFiles(pids[0], "/none", os.DevNull); err != nil || files[0] != os.DevNull || files[3] != os.DevNull {
 		t.Errorf("open files %v, %v", files, err)
 	}
 }

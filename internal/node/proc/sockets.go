@@ -37,37 +37,52 @@ func Sockets(pid int) (map[int]uint64, error) {
 	files, err := OpenFiles(pid, "socket:[")
 	inodes := make(map[int]uint64)
 	for fd, link := range files {
-		text := strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]")
-		if inode, err := strconv.ParseUint(text, 10, 64); err == nil {
+		if inode, ok := SocketInode(link); ok {
 			inodes[fd] = inode
 		}
 	}
 	return inodes, err
 }
 
+// SocketInode returns the inode of a socket by the link in /proc of a file, which may be none.
+func SocketInode(link string) (uint64, bool) {
+	inode, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(link, "socket:["), "]"), 10, 64)
+	return inode, err == nil
+}
+
 // EachSocket calls do with each descriptor of a process that is a socket, a copy of it, and its protocol, as
 // socket(2) has it. A copy that do does not keep is closed.
 func EachSocket(pid int, do func(fd, socket, protocol int) (keep bool)) error {
 	files, err := OpenFiles(pid, "socket:")
-	if err != nil || len(files) == 0 {
+	if err != nil {
 		return err
+	}
+	return EachCopy(pid, files, func(fd, s int) bool {
+		protocol, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		return err == nil && do(fd, s, protocol)
+	})
+}
+
+// EachCopy calls do with descriptors of a process, and a copy of each. A copy that do does not keep is closed.
+func EachCopy(pid int, files map[int]string, do func(fd, file int) (keep bool)) error {
+	if len(files) == 0 {
+		return nil
 	}
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return fmt.Errorf("look at the sockets of process %d: %w", pid, err)
+		return fmt.Errorf("look at files of process %d: %w", pid, err)
 	}
 	defer unix.Close(process)
 	for fd := range files {
-		s, err := copyOf(process, pid, fd)
+		file, err := copyOf(process, pid, fd)
 		if errors.Is(err, unix.EBADF) { // closed meanwhile
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		protocol, err := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-		if err != nil || !do(fd, s, protocol) {
-			_ = unix.Close(s)
+		if !do(fd, file) {
+			_ = unix.Close(file)
 		}
 	}
 	return nil

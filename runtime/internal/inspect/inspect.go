@@ -280,7 +280,7 @@ func (c *checker) namespaces(p *process) error {
 		case wanted && path == "" && is == host:
 			return fmt.Errorf("it is in the host's %s namespace, and the spec has one for the container", kind)
 		case !wanted && kind == "user" && is != host:
-			return fmt.Errorf("it is in a user namespace of its own, and the spec has none")
+			return fmt.Errorf("it is in a user namespace of its own (unshare -r, the sandbox of a browser), and the container has none: end it before a checkpoint")
 		}
 		if is != c.first.namespaces[kind] && (!c.has(unix.CAP_SYS_ADMIN) || wanted && is == host) {
 			return fmt.Errorf("it is in the %s namespace %s, and the container's first process in %s", kind, is, c.first.namespaces[kind])

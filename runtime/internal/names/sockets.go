@@ -121,20 +121,20 @@ func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 	if err != nil {
 		return skipped, err
 	}
-	if strings.HasSuffix(is, " (deleted)") {
-		if own.Nlink == 0 {
-			return skipped, nil
-		}
-		return linkedName(ctx, pid, path.Dir(bound), inodeOf(&own))
-	}
 	above, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid))
 	if err != nil {
 		return skipped, err
 	}
-	if rest, below := strings.CutPrefix(is, strings.TrimSuffix(above, "/")+"/"); below {
+	rest, below := strings.CutPrefix(is, strings.TrimSuffix(above, "/")+"/")
+	switch {
+	case !strings.HasSuffix(is, " (deleted)") && below:
 		return "/" + rest, nil
+	case !strings.HasSuffix(is, " (deleted)") || own.Nlink == 0:
+		return skipped, nil
+	case below: // where links lead to, as /var/run does
+		bound = "/" + rest
 	}
-	return skipped, nil
+	return linkedName(ctx, pid, path.Dir(bound), inodeOf(&own))
 }
 
 // linkedName returns another name of the file of a socket, near to the one by which it was bound.

@@ -23,6 +23,7 @@
 package told
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -47,6 +48,8 @@ const (
 	// The clock of a thread's processor time, as pthread_getcpuclockid has it and without the thread's number,
 	// and what the kernel says of that of who has made the timer (CLOCK_THREAD_CPUTIME_ID).
 	ofThread, ownTime = 6, 1<<32 - 2
+	// The links in /proc of a timer and of an epoll.
+	timerLink, epollLink = "anon_inode:[timerfd]", "anon_inode:[eventpoll]"
 	// mostOthers bounds the descriptors of the machine's that are looked at, which takes a second or two:
 	// other containers may have any number of them.
 	mostOthers = 1 << 20
@@ -61,8 +64,6 @@ type Told struct {
 	inodes []string
 	timers []int          // processes with such timers, as they count themselves
 	waits  map[int][]wait // threads that wait, by their processes, as both count themselves
-	limits bool           // whether there are limits that the kernel does not tell
-	ttys   bool           // whether a process has terminals
 
 	watched  []watch
 	compared int // files with watches
@@ -89,26 +90,24 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 			t.timers = append(t.timers, number)
 		}
 		t.waits[number] = waiting(pid)
-		if unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, new(unix.Rlimit)) == unix.EPERM {
-			t.limits = true
-		}
-		ttys, err := proc.OpenFiles(pid, "/dev/pt")
+		files, err := proc.OpenFiles(pid, timerLink, epollLink, "socket:[")
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
-		t.ttys = t.ttys || len(ttys) > 0
-		if err := countTimers(pid); err != nil && !proc.Ended(err) {
-			return nil, err
+		timers, epolls := make(map[int]string), make(map[int]string)
+		for fd, link := range files {
+			inode, isSocket := proc.SocketInode(link)
+			switch {
+			case isSocket:
+				ours[inode] = pid
+			case link == timerLink:
+				timers[fd] = link
+			case link == epollLink:
+				epolls[fd] = link
+			}
 		}
-		if err := t.watches(number, pid, inside); err != nil && !proc.Ended(err) {
+		if err := cmp.Or(countTimers(pid, timers), t.watches(number, pid, epolls, inside)); err != nil && !proc.Ended(err) {
 			return nil, err
-		}
-		sockets, err := proc.Sockets(pid)
-		if err != nil && !proc.Ended(err) {
-			return nil, err
-		}
-		for _, inode := range sockets {
-			ours[inode] = pid
 		}
 	}
 	if len(ours) > 0 {
@@ -119,17 +118,11 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 
 // countTimers has the kernel count how often the time of each timer (timerfd) has come that repeats and was not
 // read since. It does so when it is asked what is left, and tells a reader of fdinfo, such as CRIU, of once.
-func countTimers(pid int) error {
-	timers, err := proc.OpenFiles(pid, "anon_inode:[timerfd]")
-	for fd := range timers {
-		timer, err := proc.CopyOf(pid, fd)
-		if err != nil {
-			continue // it has ended
-		}
+func countTimers(pid int, timers map[int]string) error {
+	return proc.EachCopy(pid, timers, func(_, timer int) (keep bool) {
 		_ = unix.TimerfdGettime(timer, new(unix.ItimerSpec)) // which it can
-		unix.Close(timer)
-	}
-	return err
+		return false
+	})
 }
 
 // outside finds those of the container's sockets whose other ends other processes have. An end that
@@ -177,10 +170,6 @@ func (t *Told) outside(init int, ours map[uint64]int, left int) error {
 
 // Environment returns a context with which CRIU is told so.
 func (t *Told) Environment(ctx context.Context) (context.Context, error) {
-	waits := t.running()
-	if len(t.inodes) == 0 && len(t.timers) == 0 && len(t.hidden) == 0 && !t.limits && !t.ttys && waits == "" {
-		return ctx, nil
-	}
 	closed, hidden := strings.Join(t.inodes, " "), strings.Join(t.hidden, " ")
 	if max(len(closed), len(hidden)) > maxVariable {
 		return ctx, fmt.Errorf("%d Unix sockets are connected to programs outside, and epolls watch %d files that their processes have closed: CRIU can be told of some thousands; close some before a checkpoint: %w",
@@ -195,7 +184,7 @@ func (t *Told) Environment(ctx context.Context) (context.Context, error) {
 		return ctx, err
 	}
 	return runc.WithExtraEnv(ctx, "LD_PRELOAD="+library, "GPUCKPT_CLOSED="+closed,
-		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+hidden, "GPUCKPT_WAITS="+waits), nil
+		"GPUCKPT_TIMERS=1", "GPUCKPT_HIDDEN="+hidden, "GPUCKPT_WAITS="+t.running()), nil
 }
 
 // Complete puts into the directory of CRIU's images what CRIU was not told.

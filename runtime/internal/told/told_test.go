@@ -126,7 +126,7 @@ func TestWatches(t *testing.T) {
 	r.Close()
 	var found Told
 	inside := map[int]int{1: os.Getpid(), 2: cmd.Process.Pid}
-	if err := found.watches(1, os.Getpid(), inside); err != nil {
+	if err := found.watches(1, os.Getpid(), map[int]string{epoll: epollLink}, inside); err != nil {
 		t.Fatal(err)
 	}
 	want := watch{pid: 1, epoll: epoll, other: 2, fd: 3, events: unix.EPOLLIN | unix.EPOLLERR | unix.EPOLLHUP, data: 7}
@@ -149,7 +149,7 @@ func TestWatches(t *testing.T) {
 	inside[3] = forked.Process.Pid
 	found.ranks = make(map[int]int)
 	found.rank(os.Getpid())
-	if err := found.watches(3, inside[3], inside); err != nil || len(found.watched) != 1 || len(found.hidden) != 1 {
+	if err := found.watches(3, inside[3], map[int]string{epoll: epollLink}, inside); err != nil || len(found.watched) != 1 || len(found.hidden) != 1 {
 		t.Errorf("the epoll of a parent is looked at again: %v, %+v", err, found)
 	}
 	text := fmt.Sprintf("%d %d %d %d %d %d\n", want.pid, want.epoll, want.other, want.fd, want.events, want.data)

@@ -44,11 +44,7 @@ type slot struct{ epoll, fd, n uint32 }
 
 // watches finds those of a process's epolls, and notes what CRIU is told not to see: the process as this
 // one counts, the epoll, and the watch's line in its file of /proc.
-func (t *Told) watches(number, pid int, inside map[int]int) error {
-	epolls, err := proc.OpenFiles(pid, "anon_inode:[eventpoll]")
-	if err != nil {
-		return err
-	}
+func (t *Told) watches(number, pid int, epolls map[int]string, inside map[int]int) error {
 	for _, copies := range proc.Copies(pid, epolls) {
 		epoll := copies[0]
 		// A comparison takes a thousand steps.
