@@ -58,8 +58,10 @@ func TestTerminal(t *testing.T) {
 	}
 	k.Expect(t, "count", "101")
 	var told struct{ Different []string }
+	tries := 0
 	harness.Within(t, "what was typed is missed", func() bool {
-		if err := shared.Gpuckpt(t.Context(), &told, "checkpoint", k.ID, "--leave-running", "--image", "example.com/terminal:typed"); err != nil {
+		tries++
+		if err := shared.Gpuckpt(t.Context(), &told, "checkpoint", k.ID, "--leave-running", "--image", "example.com/terminal:"+strconv.Itoa(tries)); err != nil {
 			t.Fatal(err)
 		}
 		return slices.ContainsFunc(told.Different, func(d string) bool { return strings.HasPrefix(d, "unread input of the container's terminal") })
