@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -143,14 +144,19 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 			l.otherEnds = l.otherEnds || f[38] != strconv.Itoa(int(unix.SIGCHLD))
 		})
 	}
-	own := make(map[uint32]bool) // terminals of the container's, by their devices
+	own := make(map[uint32]bool)     // terminals, by their devices: of these no process has the other end
+	masters := make(map[uint32]bool) // other ends, by their numbers
 	terr := image.EachOf(dumped, "tty-info*.img", func(m *tty.TtyInfoEntry) error {
 		l.exclusive = l.exclusive || m.GetExclusive()
-		if m.GetType() == tty.TtyType_EXT_TTY {
+		switch {
+		case m.GetType() == tty.TtyType_PTY && unix.Major(uint64(m.GetRdev())) == ptmxMajor:
+			masters[m.GetPty().GetIndex()] = true
+		case m.GetType() == tty.TtyType_PTY || m.GetType() == tty.TtyType_EXT_TTY:
 			own[m.GetRdev()] = true
 		}
 		return nil
 	})
+	maps.DeleteFunc(own, func(device uint32, _ bool) bool { return masters[unix.Minor(uint64(device))] })
 	if err == nil && len(own) > 0 {
 		l.typed, err = typed(init, own)
 	}
@@ -239,6 +245,9 @@ func unread(list func() ([]int, error)) (bool, error) {
 	}
 	return false, nil
 }
+
+// ptmxMajor is that of /dev/ptmx, the other end of each terminal (Linux, Documentation/admin-guide/devices.txt).
+const ptmxMajor = 5
 
 // typed reports whether a terminal that a process has open, of these devices, has input that no program has read.
 func typed(pid int, devices map[uint32]bool) (found bool, err error) {
