@@ -30,10 +30,10 @@ const (
 // imageCase measures checkpoint images in a containerd whose store, snapshots
 // and dumps are on the tmpfs for images, or on the disk.
 type imageCase struct {
-	b     *bench
-	c     *harness.Containerd
-	size  uint64
-	media string
+	b          *bench
+	c          *harness.Containerd
+	size, host uint64
+	media      string
 	// inMemory is checkpoint's flag of that name; "" for its default.
 	inMemory string
 	// cases are what is measured of ours, rates those of the registry, many and gpus how many restores
@@ -124,7 +124,7 @@ func (i *imageCase) measure(ctx context.Context, methods []string) {
 			}
 			why := i.refusal(ctx, t.expected)
 			if why == "" {
-				o := report.ImageOutcome{Size: i.size, Round: round + 1}
+				o := report.ImageOutcome{Size: i.size, Host: i.host, Round: round + 1}
 				if i.media != report.OnTmpfs {
 					o.Media = i.media
 				}
@@ -165,7 +165,7 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 	if err != nil {
 		return err.Error()
 	}
-	if need := imageCopies*i.size + spare; i.size > spare/4 && need > memory.available {
+	if need := imageCopies*(i.size+i.host) + spare; i.size > spare/4 && need > memory.available {
 		return fmt.Sprintf("it needs %s of memory, %s are available", report.FormatSize(need), report.FormatSize(memory.available))
 	}
 	if time.Until(i.b.end) < expected {
@@ -175,13 +175,13 @@ func (i *imageCase) refusal(ctx context.Context, expected time.Duration) string 
 }
 
 func (i *imageCase) shape() report.Shape {
-	return report.Shape{Content: report.ContentPattern, Size: i.size, Procs: 1, GPUs: 1, Media: i.media, Mode: report.ModeExit}
+	return report.Shape{Content: report.ContentPattern, Size: i.size, Host: i.host, Procs: 1, GPUs: 1, Media: i.media, Mode: report.ModeExit}
 }
 
 // once makes a run. Nothing of it stays in containerd.
 func (i *imageCase) once(ctx context.Context, o *report.ImageOutcome, do func(context.Context) error) {
 	began := time.Now()
-	limit := runLimit + imageCopies*time.Duration(i.size/slowRate)*time.Second
+	limit := runLimit + imageCopies*time.Duration((i.size+i.host)/slowRate)*time.Second
 	inTime, cancel := context.WithTimeout(ctx, limit)
 	err := do(inTime)
 	cancel()

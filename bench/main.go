@@ -130,7 +130,7 @@ func parse(args []string) (*command, error) {
 	set.BoolVar(&cmd.plain, "plain", false, "measure a container without CUDA too")
 	shm := set.String("shm", "0", "measure a container without CUDA with so much in /dev/shm too; 0 for none")
 	host := set.String("host-memory", "0", "measure a container without CUDA with so much host memory too; 0 for none")
-	beside := set.String("host-memory-beside", "0", "measure each size again with so much host memory of the program beside it; 0 for none")
+	beside := set.String("host-memory-beside", "0", "measure each size again with so much host memory of the program beside it, and images with it; 0 for none")
 	hostKinds := set.String("host-memory-kinds", report.HostKinds[0], "what --host-memory-beside is: pageable, pinned, registered, shared; a list")
 	set.BoolVar(&cmd.limitCase, "limit-case", false, "checkpoint a container whose memory limit is below its GPU memory")
 	set.BoolVar(&cmd.writeThrough, "write-through", false, "checkpoint to a disk with too little memory for the GPU state, beside the usual way")
@@ -410,7 +410,7 @@ func (cmd *command) measureImagesOn(ctx context.Context, b *bench, r *report.Res
 		return err
 	}
 	i.cases, i.rates, i.many = cmd.imageCases, cmd.rates, cmd.many
-	i.gpus = cmd.gpus
+	i.gpus, i.host = cmd.gpus, cmd.beside
 	i.inMemory = cmd.imageInMemory
 	i.measure(ctx, cmd.methods)
 	r.ImageRuns, r.RegistryRuns, r.ManyRuns = append(r.ImageRuns, i.runs...), append(r.RegistryRuns, i.transfers...), append(r.ManyRuns, i.manyRuns...)

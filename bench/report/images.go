@@ -33,8 +33,9 @@ type ImageRun struct {
 
 // ImageOutcome is what there is to say of each run of a checkpoint image.
 type ImageOutcome struct {
-	// Size is the GPU memory, in bytes, and Media where containerd is; empty for a tmpfs.
+	// Size is the GPU memory, Host the host memory beside it, in bytes, and Media where containerd is; empty for a tmpfs.
 	Size  uint64 `json:"sizeBytes"`
+	Host  uint64 `json:"hostBytes,omitempty"`
 	Media string `json:"media,omitempty"`
 	Round int    `json:"round"`
 	// Verified says that every bit was right after each restore. A run that is

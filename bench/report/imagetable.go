@@ -19,29 +19,33 @@ func ImageWay(method, compression string) string {
 
 // Name is the run's for people.
 func (r ImageRun) Name() string {
-	return fmt.Sprintf("checkpoint image of %s, %s, round %d", FormatSize(r.Size), ImageWay(r.Method, r.Compression), r.Round)
+	return fmt.Sprintf("checkpoint image of %s, %s, round %d", r.shape(), ImageWay(r.Method, r.Compression), r.Round)
 }
 
 // Name is the run's for people.
 func (r RegistryRun) Name() string {
-	return fmt.Sprintf("checkpoint image of %s, a registry, round %d", FormatSize(r.Size), r.Round)
+	return fmt.Sprintf("checkpoint image of %s, a registry, round %d", r.shape(), r.Round)
 }
 
 // imageShape is what runs of images have in common.
 type imageShape struct {
-	size  uint64
-	media string
+	size, host uint64
+	media      string
 }
 
 // shape returns the run's.
-func (o ImageOutcome) shape() imageShape { return imageShape{o.Size, o.Media} }
+func (o ImageOutcome) shape() imageShape { return imageShape{o.Size, o.Host, o.Media} }
 
 // String names the shape for people: a tmpfs needs no mention.
 func (s imageShape) String() string {
-	if s.media == "" {
-		return FormatSize(s.size)
+	text := FormatSize(s.size)
+	if s.host > 0 {
+		text += " and " + FormatSize(s.host) + " of host memory"
 	}
-	return FormatSize(s.size) + ", " + s.media
+	if s.media != "" {
+		text += ", " + s.media
+	}
+	return text
 }
 
 // imageSizes are the shapes of runs that were verified, the least GPU memory first.
@@ -53,7 +57,7 @@ func imageSizes[R any](runs []R, of func(R) ImageOutcome) []imageShape {
 		}
 	}
 	slices.SortFunc(shapes, func(a, b imageShape) int {
-		return cmp.Or(cmp.Compare(a.media, b.media), cmp.Compare(a.size, b.size))
+		return cmp.Or(cmp.Compare(a.media, b.media), cmp.Compare(a.size, b.size), cmp.Compare(a.host, b.host))
 	})
 	return slices.Compact(shapes)
 }
