@@ -39,7 +39,8 @@ var words = map[uint32]int{unix.AF_INET: 1, unix.AF_INET6: 4}
 var errRaw = errors.New("a program has a raw, ping or packet socket open (ping, tcpdump), and the spec does not grant CAP_NET_RAW, by which a program makes one: close it before the checkpoint, or start the container with that capability")
 
 // mayRaw reports whether a program of the container can make sockets that read what others send: CRIU then lends
-// it nothing. As for all of a socket, it is the capability in the socket's network namespace, be that the host's.
+// it nothing, also in the host's network. Where the container has a user namespace, CRIU makes its sockets in there, and
+// the kernel refuses those of a network that is not that namespace's.
 func (e *Entries) mayRaw() bool { return e.attainable()&(1<<unix.CAP_NET_RAW) != 0 }
 
 // isRaw reports whether a socket is a raw one, or one of ping's, which are for some groups alone
@@ -60,9 +61,9 @@ func (e *Entries) raw(s *skinet.InetSkEntry) error {
 	return e.socketOptions(s.GetOpts())
 }
 
-// packet compares a packet socket. CRIU makes it as root, in the container's network namespace. Whoever may make one
-// may do with it all that the entry says (net/packet/af_packet.c): the kernel asks for no other right, of a ring, a
-// group to share packets with, or an interface.
+// packet compares a packet socket. CRIU makes it as root, in a network namespace of the dump's (set_netns). Whoever may
+// make one may do with it all that the entry says (net/packet/af_packet.c): the kernel asks for no other right for a
+// ring, a group that shares packets (fanout), or an interface.
 func (e *Entries) packet(s *packetsock.PacketSockEntry) error {
 	if !e.mayRaw() {
 		return errRaw
