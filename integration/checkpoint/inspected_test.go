@@ -114,7 +114,7 @@ func TestInspectedBeforeItEnds(t *testing.T) {
 		spec                         harness.RunSpec
 	}{
 		{"first process in a chroot", "plain", "chroot", "is in a chroot (/srv/jail)", harness.RunSpec{}},
-		{"packet socket", "twice", "packet", "PACKETSK is not what a restore needs", harness.RunSpec{Ports: 2}},
+		{"connected netlink socket", "twice", "netlink", "a netlink socket is connected", harness.RunSpec{Ports: 2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			results.Add(t)

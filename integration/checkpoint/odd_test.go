@@ -180,7 +180,7 @@ func TestReasons(t *testing.T) {
 		{state: "part-of-segment", says: "have it detach the segment"},
 		{state: "corked", says: "UDP_CORK"},
 		{state: "long-linked", says: "more than 245 bytes"},
-		{state: "raw-socket", says: "a program has a raw socket open", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
+		{state: "raw-connection", says: "a raw socket of TCP that is connected to a port", flags: []string{"--annotation", "dev.gpuckpt.io-uring=allow"}},
 		{state: "connected-netlink", says: "a netlink socket is connected"},
 		{state: "waiting-netlink", says: "a message waits in a netlink socket"},
 		{state: "high-netlink", says: "a netlink socket is in a group"},
@@ -261,7 +261,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed", "typed"} {
+	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
 		t.Run(state, func(t *testing.T) {
 			tries := 1
 			if state == "failing-waits" {
@@ -405,9 +405,9 @@ func TestDifferent(t *testing.T) {
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
-		"landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
+		"raw-address": "gone", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
-	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true}
+	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true, "raw-address": true}
 	for _, kind := range different.Kinds {
 		t.Run(kind.State, func(t *testing.T) {
 			if !slices.Contains(listed, kind.Row()) {

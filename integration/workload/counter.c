@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/netlink.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,18 +147,19 @@ void run_managed(const struct options *o)
 	udp_serve(s, count_on_both, &m);
 }
 
-// apart gives the program what not every one has: a root of its own, mounts of its own, or a packet socket.
+// apart gives the program what not every one has: a root of its own, mounts of its own, or a netlink socket that is connected.
 static void apart(const char *what)
 {
 	const char *jail = "/srv/jail";
+	struct sockaddr_nl kernel = {.nl_family = AF_NETLINK};
 	int failed = 1;
 
 	if (!strcmp(what, "chroot"))
 		failed = (mkdir("/srv", 0755) && errno != EEXIST) || mkdir(jail, 0755) || chroot(jail) || chdir("/");
 	else if (!strcmp(what, "mounts"))
 		failed = unshare(CLONE_NEWNS);
-	else if (!strcmp(what, "packet"))
-		failed = socket(AF_PACKET, SOCK_DGRAM, 0) < 0;
+	else if (!strcmp(what, "netlink"))
+		failed = connect(socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE), (void *)&kernel, sizeof kernel);
 	if (failed) {
 		fprintf(stderr, "gpuwork: --apart %s: %s\n", what, strerror(errno));
 		exit(1);

@@ -8,6 +8,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
 #include <linux/keyctl.h>
 #include <linux/landlock.h>
 #include <linux/mempolicy.h>
@@ -17,6 +19,8 @@
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
 #include <netinet/in.h>
+#include <netinet/ip.h>
+#include <netinet/ip_icmp.h>
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <poll.h>
@@ -737,8 +741,128 @@ static void pending_trap(void)
 	must(raise(SIGTRAP));
 }
 
-// Its protocol has MPTCP's number, and it is not MPTCP.
-static void raw_socket(void) { must(socket(AF_INET, SOCK_RAW, IPPROTO_MPTCP)); }
+// Its protocol has MPTCP's number, and it is not MPTCP. Nor is the other one a connection, and CRIU takes it for one.
+static void raw_connection(void)
+{
+	struct sockaddr_in to = {AF_INET, htons(7), {htonl(INADDR_LOOPBACK)}, {0}};
+	must(socket(AF_INET, SOCK_RAW, IPPROTO_MPTCP));
+	must(connect((int)must(socket(AF_INET, SOCK_RAW, IPPROTO_TCP)), (void *)&to, sizeof to));
+}
+
+// What ping has open, which gets answers alone, and a raw socket with an option that CRIU does not note.
+enum { ICMP_FILTER = 1 }; // of linux/icmp.h
+static const uint32_t answers = ~(1U << ICMP_ECHOREPLY);
+
+static void raw_sockets(void)
+{
+	a = (int)must(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP));
+	must(setsockopt(a, SOL_RAW, ICMP_FILTER, &answers, sizeof answers));
+	b = (int)must(socket(AF_INET6, SOCK_RAW, IPPROTO_UDP));
+	set_value(b, IPPROTO_IPV6, IPV6_CHECKSUM, 6);
+}
+
+static const char *raw_sockets_same(void)
+{
+	static uint16_t sequence;
+	struct sockaddr_in to = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {0}};
+	struct icmphdr request = {.type = ICMP_ECHO, .un.echo = {htons(4711), htons(++sequence)}};
+	struct {
+		struct iphdr ip;
+		struct icmphdr icmp;
+	} got;
+	struct pollfd comes = {a, POLLIN, 0};
+	uint32_t filter;
+	int place;
+	socklen_t n = sizeof filter;
+
+	must(getsockopt(a, SOL_RAW, ICMP_FILTER, &filter, &n));
+	n = sizeof place;
+	must(getsockopt(b, IPPROTO_IPV6, IPV6_CHECKSUM, &place, &n));
+	if (filter != answers)
+		return "another filter";
+	if (place != 6)
+		return "another place of the checksum";
+	request.checksum = (uint16_t)~htons((uint16_t)((ICMP_ECHO << 8) + 4711 + sequence));
+	must(sendto(a, &request, sizeof request, 0, (void *)&to, sizeof to));
+	while (poll(&comes, 1, 5000) == 1 && recv(a, &got, sizeof got, 0) == sizeof got)
+		if (got.icmp.type == ICMP_ECHOREPLY && got.icmp.un.echo.sequence == htons(sequence))
+			return "same";
+	return "no answer";
+}
+
+// What tcpdump has open: a packet socket with a filter and a ring, of the loopback interface and all that it sees, and
+// one of SOCK_DGRAM with an option that CRIU does not note.
+static char *ring;
+static const struct tpacket_req3 ring_form = {.tp_block_size = 1 << 16, .tp_block_nr = 4, .tp_frame_size = 1 << 11, .tp_frame_nr = 128, .tp_retire_blk_tov = 50};
+
+static void packet_sockets(void)
+{
+	// UDP alone: the protocol is the tenth byte of the IP header, behind Ethernet's 14 bytes.
+	struct sock_filter udp[] = {{BPF_LD | BPF_B | BPF_ABS, 0, 0, 14 + 9}, {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, IPPROTO_UDP}, {BPF_RET | BPF_K, 0, 0, 2048}, {BPF_RET | BPF_K, 0, 0, 0}};
+	struct sock_fprog filter = {sizeof udp / sizeof *udp, udp};
+	struct sockaddr_ll at = {.sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = 1};
+	struct packet_mreq all = {.mr_ifindex = 1, .mr_type = PACKET_MR_PROMISC};
+
+	a = (int)must(socket(AF_PACKET, SOCK_RAW, 0));
+	must(setsockopt(a, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter));
+	set_value(a, SOL_PACKET, PACKET_VERSION, TPACKET_V3);
+	must(setsockopt(a, SOL_PACKET, PACKET_RX_RING, &ring_form, sizeof ring_form));
+	must(setsockopt(a, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &all, sizeof all));
+	must(bind(a, (void *)&at, sizeof at));
+	ring = mmap(NULL, (size_t)ring_form.tp_block_size * ring_form.tp_block_nr, PROT_READ | PROT_WRITE, MAP_SHARED, a, 0);
+	must(ring == MAP_FAILED ? -1 : 0);
+	b = (int)must(socket(AF_PACKET, SOCK_DGRAM, htons(ETH_P_IP)));
+	set_value(b, SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
+}
+
+static const char *packet_sockets_same(void)
+{
+	struct sockaddr_in to = {AF_INET, htons(9), {htonl(INADDR_LOOPBACK)}, {0}};
+	int s = (int)must(socket(AF_INET, SOCK_DGRAM, 0)), ignores = 0;
+	socklen_t n = sizeof ignores;
+	char text[2048];
+
+	must(getsockopt(b, SOL_PACKET, PACKET_IGNORE_OUTGOING, &ignores, &n));
+	if (!ignores)
+		return "it sees what goes out";
+	while (recv(b, text, sizeof text, MSG_DONTWAIT) > 0)
+		;
+	for (int tries = 0; tries < 100; tries++) {
+		must(sendto(s, "packet", 6, 0, (void *)&to, sizeof to));
+		usleep(100000); // longer than until a block is handed over
+		for (uint32_t i = 0; i < ring_form.tp_block_nr; i++) {
+			struct tpacket_block_desc *block = (void *)(ring + (size_t)i * ring_form.tp_block_size);
+			int seen = block->hdr.bh1.block_status & TP_STATUS_USER &&
+			           memmem(block, block->hdr.bh1.blk_len, "packet", 6);
+			if (block->hdr.bh1.block_status & TP_STATUS_USER)
+				__atomic_store_n(&block->hdr.bh1.block_status, TP_STATUS_KERNEL, __ATOMIC_RELEASE);
+			if (seen) {
+				close(s);
+				return recv(b, text, sizeof text, MSG_DONTWAIT) > 0 ? "same" : "the second sees nothing";
+			}
+		}
+	}
+	close(s);
+	return "the ring stays empty";
+}
+
+// Where a raw socket is bound and connected to.
+static void raw_address(void)
+{
+	struct sockaddr_in at = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {0}};
+	a = (int)must(socket(AF_INET, SOCK_RAW, IPPROTO_ICMP));
+	must(bind(a, (void *)&at, sizeof at));
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static const char *raw_address_same(void)
+{
+	struct sockaddr_in at;
+	socklen_t n = sizeof at;
+	must(getsockname(a, (void *)&at, &n));
+	int bound = at.sin_addr.s_addr == htonl(INADDR_LOOPBACK), sent = send(a, "12345678", 8, 0) == 8;
+	return bound && sent ? "same" : bound || sent ? "half of it is gone" : "gone";
+}
 
 static void child_in(int namespace)
 {
@@ -2345,7 +2469,10 @@ static const struct state {
 	{"sent-too-early", sent_too_early, NULL},
 	{"left-too-early", left_too_early, NULL},
 	{"pending-trap", pending_trap, NULL},
-	{"raw-socket", raw_socket, NULL},
+	{"raw-connection", raw_connection, NULL},
+	{"raw-sockets", raw_sockets, raw_sockets_same},
+	{"raw-address", raw_address, raw_address_same},
+	{"packet-sockets", packet_sockets, packet_sockets_same},
 	{"own-network", own_network, NULL},
 	{"own-time", own_time, NULL},
 	{"own-children", own_children, NULL},

@@ -17,12 +17,6 @@ var Exceptions = []beside.Exception{
 		Why: "the login uid of the audit log is that of a new process, so that no image chooses it"},
 	{Tests: "socket-dump-tcp-close socket-tcp-close0", Differs: true, Says: "Server socket isn't closed",
 		Why: "the suite has connections within the container closed, and gpuckpt keeps them"},
-	{Tests: "packet_sock packet_sock_mmap packet_sock_spkt", Says: "PACKETSK is not what a restore needs",
-		Why: "a packet socket reads what others send; CRIU opens it with the rights of the node"},
-	{Tests: "socket-raw sock_ip_opts00 sock_ip_opts01", Says: "inet_sk_entry.",
-		Why: "a raw socket; CRIU opens it with the rights of the node"},
-	{Tests: "socket_icmp socket6_icmp", Says: "is not what a restore needs (TCP, UDP and UDP-Lite",
-		Why: "a ping socket, which the groups of net.ipv4.ping_group_range may open; CRIU opens it with the rights of the node"},
 	{Tests: "autofs", Says: "is no image that a restore needs",
 		Why: "mounts of an automounter, which CRIU connects to its daemon anew"},
 	{Tests: "seccomp_strict", Differs: true, Says: "prctl failed (errno = 22",
@@ -42,5 +36,5 @@ const sample = `
 	chroot chroot-file deleted_dev fd01 file_attr file_lease00 file_lease01 file_locks00 file_locks02 file_locks03
 	file_locks06 maps12 sock_opts00 stopped stopped02 symlink01 unlink_fstat041 vdso02 zombie_leader
 	aio00 child_opened_proc cow00 cwd01 deleted_unix_sock epoll fifo file_fown fpu00 futex ghost_holes00
-	inotify_irmap maps04 memfd02 msgque pidfd_self pipe02 posix_timers pthread01 pty03 rseq00 scm06
-	seccomp_filter_tsync selfexe00 session01 shm-mp sigpending sk-unix-rel socket-tcp-fin-wait1 socket_udp timerfd`
+	inotify_irmap maps04 memfd02 msgque packet_sock packet_sock_mmap pidfd_self pipe02 posix_timers pthread01 pty03 rseq00 scm06
+	seccomp_filter_tsync selfexe00 session01 shm-mp sigpending sk-unix-rel sock_ip_opts00 socket-tcp-fin-wait1 socket_udp timerfd`

@@ -64,6 +64,7 @@ func TestFirstCause(t *testing.T) {
 		{name: "a namespace alone", log: "Error (criu/namespaces.c:532): No NS ID with kid 4026532194\n", said: "Error", means: "no process of the container is in"},
 		{name: "a signal for a stopped process", log: "Error (compel/src/lib/infect.c:608): Unexpected 14363 task interruption, aborting\n", said: "Error", means: "kill -CONT"},
 		{name: "limit of memory", log: "Error (compel/arch/x86/src/lib/infect.c:541): remote mmap() failed: Cannot allocate memory\n", said: "Error", means: "ulimit -v"},
+		{name: "an interface", log: "Error (criu/sk-packet.c:449): packet: Can't bind packet socket: No such device\n", said: "Error", means: "-i any"},
 		{name: "a part of a segment", log: "Error (criu/shmem.c:924): Can't open 0/map_files/7f97a6b99000-7f97a6ba5000 on procfs: No such file or directory\n", said: "Error", means: "shmdt"},
 		{name: "a connection twice", log: "Error (soccr/soccr.c:529): Can't connect inet socket back: Cannot assign requested address\n", said: "Error", means: "still open here"},
 		{name: "huge pages", log: "Error (criu/files-reg.c:1790): Can't lookup mount=18 for fd=-3 path=/anon_hugepage (deleted)\n", said: "Error", means: "MAP_HUGETLB"},

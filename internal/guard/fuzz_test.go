@@ -69,8 +69,8 @@ func FuzzImages(f *testing.F) {
 			if s := m.GetNlsk(); s != nil && (s.GetState() == 1 || s.GetProtocol() != unix.NETLINK_ROUTE && s.GetProtocol() != unix.NETLINK_KOBJECT_UEVENT && len(s.GetGroups()) > 0 && s.GetGroups()[0] != 0) {
 				t.Errorf("a netlink socket gets through: %v", s)
 			}
-			if s := m.GetIsk(); s != nil && s.GetType() == unix.SOCK_RAW {
-				t.Errorf("a raw socket gets through: %v", s)
+			if s := m.GetIsk(); s.GetType() == unix.SOCK_RAW || m.GetPsk() != nil {
+				t.Errorf("a raw or packet socket gets through: %v", m)
 			}
 			if r := m.GetReg(); r.GetFlags()&(unix.O_CREAT|unix.O_TRUNC) != 0 {
 				t.Errorf("a file that is made or cut gets through: %v", r)

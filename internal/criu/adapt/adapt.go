@@ -181,7 +181,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 		s.State, s.SrcPort, s.DstPort = new(uint32(unix.BPF_TCP_CLOSE)), new(uint32), new(uint32)
 		s.SrcAddr, s.DstAddr = make([]uint32, len(s.SrcAddr)), make([]uint32, len(s.DstAddr))
 	}
-	if s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {
+	if s.GetType() != unix.SOCK_RAW && s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {
 		p.ports[uint16(s.GetSrcPort())] = true
 	}
 }
@@ -247,7 +247,7 @@ func (p *Plan) here(old netip.Addr) (netip.Addr, bool) {
 func everywhere(a netip.Addr) bool { return a.IsLoopback() || a.IsUnspecified() || a.IsMulticast() }
 
 func isConnection(s *skinet.InetSkEntry) bool {
-	return s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0 && s.GetState() != unix.BPF_TCP_LISTEN
+	return s.GetType() != unix.SOCK_RAW && s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0 && s.GetState() != unix.BPF_TCP_LISTEN
 }
 
 func source(s *skinet.InetSkEntry) netip.AddrPort {

@@ -159,6 +159,17 @@ func TestOtherNamespace(t *testing.T) {
 	}
 }
 
+// A raw socket of TCP is no connection, and has no port.
+func TestRawSocket(t *testing.T) {
+	f := socket(unix.IPPROTO_TCP, "127.0.0.1:6", "127.0.0.1:7")
+	f.Isk.Type = new(uint32(unix.SOCK_RAW))
+	plan := Make(Place{Connections: true}, []*fdinfo.FileEntry{f})
+	plan.Edit(f)
+	if text(f) != "127.0.0.1:6 127.0.0.1:7 in 1 words" || len(plan.Closed)+len(plan.ports) > 0 {
+		t.Errorf("%s, closed %q, ports %v", text(f), plan.Closed, plan.ports)
+	}
+}
+
 // CRIU compares the size of a file that did not grow by appending, unless it may have changed.
 func TestSizes(t *testing.T) {
 	for _, test := range []struct {

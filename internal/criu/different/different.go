@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,8 +62,9 @@ var Kinds = []Kind{
 	{"mapping-policy", "`mbind`", "the default", nil},
 	{"lock-future", "`mlockall(MCL_FUTURE)`", "what is locked stays so, new memory is not locked", nil},
 	{"lock-when-used", "`MLOCK_ONFAULT`", "all of it is locked", nil},
-	{"queued-udp", "unread UDP datagrams", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
+	{"queued-udp", "unread UDP datagrams, raw packets", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
 	{"queued-sender", "sender of an unread Unix datagram", "none", nil},
+	{"raw-address", "`bind` of a raw socket of ICMP, `connect` of a raw or ping socket without a port", "gone", func(l *looked) bool { return l.addresses }},
 	{"not-accepted", "TCP connections that are not accepted", "closed", func(l *looked) bool { return l.connections }},
 	{"md5", "`TCP_MD5SIG` of a socket that listens", "gone", func(l *looked) bool { return l.keys }},
 	{"queued-events", "unread events of inotify", "lost", func(l *looked) bool { return l.events }},
@@ -97,7 +99,7 @@ func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "
 
 // looked is what a container has of it.
 type looked struct {
-	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, typed, otherEnds bool
+	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, typed, otherEnds, addresses bool
 }
 
 // Look returns what comes back different of a container, whose first process is given.
@@ -109,6 +111,7 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 		switch {
 		case m.GetIsk() != nil:
 			table := tableOf(m.GetIsk())
+			l.addresses = l.addresses || unbound(m.GetIsk())
 			if sockets[table] == nil {
 				sockets[table] = make(map[string]bool)
 			}
@@ -180,6 +183,8 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 // of TCP takes milliseconds: the kernel goes through the connections of the whole machine. So it is asked otherwise.
 func tableOf(s *skinet.InetSkEntry) (table string) {
 	switch {
+	case s.GetType() == unix.SOCK_RAW:
+		table = "raw"
 	case s.GetProto() == unix.IPPROTO_UDP:
 		table = "udp"
 	case s.GetProto() == unix.IPPROTO_TCP && s.GetState() == listen:
@@ -189,6 +194,16 @@ func tableOf(s *skinet.InetSkEntry) (table string) {
 		table += "6"
 	}
 	return table
+}
+
+// unbound reports whether CRIU neither binds nor connects a socket that was (open_inet_sk): it goes by the ports, and
+// binds none of ICMP.
+func unbound(s *skinet.InetSkEntry) bool {
+	set := func(address []uint32) bool {
+		return slices.ContainsFunc(address, func(word uint32) bool { return word != 0 })
+	}
+	icmp := s.GetProto() == unix.IPPROTO_ICMP || s.GetProto() == unix.IPPROTO_ICMPV6
+	return icmp && set(s.GetSrcAddr()) || (icmp || s.GetType() == unix.SOCK_RAW) && set(s.GetDstAddr()) && s.GetDstPort() == 0
 }
 
 // listeners looks at the sockets that listen, by their table.

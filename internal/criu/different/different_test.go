@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/images"
 )
 
@@ -29,6 +32,34 @@ func TestParse(t *testing.T) {
 	for _, bad := range []string{"a\n\nb\n", "\x1b[2J\n", strings.Repeat("a\n", mostLines+1), strings.Repeat("a", longest+1)} {
 		if got, err := parse(strings.NewReader(bad)); !errors.Is(err, images.ErrDamaged) {
 			t.Errorf("%.20q is %.20q, %v", bad, got, err)
+		}
+	}
+}
+
+// CRIU goes by the ports, which raw sockets have none of.
+func TestRawSockets(t *testing.T) {
+	for name, test := range map[string]struct {
+		kind, proto, to uint32 // to is the port
+		from, at        []uint32
+		table           string
+		unbound         bool
+	}{
+		"bound":              {unix.SOCK_RAW, unix.IPPROTO_ICMP, 0, []uint32{1}, []uint32{0}, "raw", true},
+		"a bound ping":       {unix.SOCK_DGRAM, unix.IPPROTO_ICMP, 0, []uint32{1}, []uint32{0}, "", true},
+		"of IPv6":            {unix.SOCK_RAW, unix.IPPROTO_ICMPV6, 0, []uint32{0, 0, 0, 1}, make([]uint32, 4), "raw6", true},
+		"bound, of UDP":      {unix.SOCK_RAW, unix.IPPROTO_UDP, 0, []uint32{1}, []uint32{0}, "raw", false},
+		"connected":          {unix.SOCK_RAW, unix.IPPROTO_UDP, 0, []uint32{1}, []uint32{1}, "raw", true},
+		"connected, by port": {unix.SOCK_RAW, unix.IPPROTO_UDP, 7, []uint32{1}, []uint32{1}, "raw", false},
+		"neither":            {unix.SOCK_RAW, unix.IPPROTO_ICMP, 0, []uint32{0}, []uint32{0}, "raw", false},
+		"UDP":                {unix.SOCK_DGRAM, unix.IPPROTO_UDP, 0, []uint32{1}, []uint32{0}, "udp", false},
+	} {
+		family := uint32(unix.AF_INET)
+		if len(test.from) > 1 {
+			family = unix.AF_INET6
+		}
+		s := &skinet.InetSkEntry{Family: &family, Type: &test.kind, Proto: &test.proto, SrcAddr: test.from, DstAddr: test.at, DstPort: &test.to}
+		if table, is := tableOf(s), unbound(s); table != test.table || is != test.unbound {
+			t.Errorf("%s: in %q, unbound %v", name, table, is)
 		}
 	}
 }

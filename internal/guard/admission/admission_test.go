@@ -18,6 +18,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	packetsock "github.com/checkpoint-restore/go-criu/v8/crit/images/packet-sock"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/pstree"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/rlimit"
@@ -324,11 +325,13 @@ func TestOnItsWay(t *testing.T) {
 			Family: new(uint32(unix.AF_INET)), Proto: new(uint32(unix.IPPROTO_TCP)), State: &state, SrcAddr: []uint32{from}, DstAddr: []uint32{to},
 		}}
 	}
+	raw := tcp(1, 1, 2) // of TCP, and no connection
+	raw.Isk.Type, raw.Isk.Opts = new(uint32(unix.SOCK_RAW)), &skopts.SkOptsEntry{}
 	timer := &fdinfo.FileEntry{Id: new(uint32(7)), Type: fdinfo.FdTypes_TIMERFD.Enum(), Tfd: &timerfd.TimerfdEntry{}}
 	for _, test := range []struct {
 		file          *fdinfo.FileEntry
 		opened, taken bool
-	}{{timer, true, true}, {timer, false, false}, {tcp(1, 1, 2), true, true}, {tcp(1, 1, 2), false, false}, {tcp(1, 1, 3), false, true}, {tcp(10, 1, 2), false, true}} {
+	}{{timer, true, true}, {timer, false, false}, {tcp(1, 1, 2), true, true}, {tcp(1, 1, 2), false, false}, {tcp(1, 1, 3), false, true}, {tcp(10, 1, 2), false, true}, {raw, false, true}} {
 		e := EntriesOf(specOfTest(), dumpOfTest(), host)
 		if test.opened {
 			if _, err := e.check(&fdinfo.FdinfoEntry{Id: new(uint32(7))}); err != nil {
@@ -501,6 +504,53 @@ func TestMark(t *testing.T) {
 		}
 		if err := e.socketOptions(&skopts.SkOptsEntry{SoBoundDev: new("eth0")}); err != nil { // which anybody may do
 			t.Errorf("%s: a device: %v", capability, err)
+		}
+	}
+}
+
+// A raw, ping or packet socket comes back where a program of the container can make one: with CAP_NET_RAW of the spec, and
+// not of a bounding set that no_new_privs keeps from everybody. So does no other than CRIU restores.
+func TestRawSockets(t *testing.T) {
+	inet := func(kind, proto, to uint32) *fdinfo.FileEntry {
+		return &fdinfo.FileEntry{Type: fdinfo.FdTypes_INETSK.Enum(), Isk: &skinet.InetSkEntry{
+			Family: new(uint32(unix.AF_INET)), Type: &kind, Proto: &proto, SrcAddr: []uint32{0}, DstAddr: []uint32{0}, SrcPort: &proto, DstPort: &to, Opts: &skopts.SkOptsEntry{},
+		}}
+	}
+	packet := func(priority uint32) *fdinfo.FileEntry {
+		return &fdinfo.FileEntry{Type: fdinfo.FdTypes_PACKETSK.Enum(), Psk: &packetsock.PacketSockEntry{Opts: &skopts.SkOptsEntry{SoPriority: &priority}}}
+	}
+	const missing = "does not grant CAP_NET_RAW"
+	for name, test := range map[string]struct {
+		file          *fdinfo.FileEntry
+		with, without string // what the refusal says, "" for none
+	}{
+		"raw":               {inet(unix.SOCK_RAW, unix.IPPROTO_ICMP, 0), "", missing},
+		"raw, of MPTCP":     {inet(unix.SOCK_RAW, unix.IPPROTO_MPTCP, 0), "", missing},
+		"raw, of UDP":       {inet(unix.SOCK_RAW, unix.IPPROTO_UDP, 7), "", missing},
+		"a raw connection":  {inet(unix.SOCK_RAW, unix.IPPROTO_TCP, 7), "CRIU takes for a connection", missing},
+		"ping":              {inet(unix.SOCK_DGRAM, unix.IPPROTO_ICMP, 0), "", missing},
+		"ping of IPv6":      {inet(unix.SOCK_DGRAM, unix.IPPROTO_ICMPV6, 0), "", missing},
+		"SCTP":              {inet(unix.SOCK_STREAM, unix.IPPROTO_SCTP, 0), "protocol 132", "protocol 132"},
+		"packet":            {packet(6), "", missing},
+		"a packet's rights": {packet(7), "no CAP_NET_ADMIN", missing},
+	} {
+		raw := []string{"CAP_NET_RAW"}
+		for i, process := range []struct {
+			specs.Process
+			says string
+		}{
+			{specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: raw}}, test.with},
+			{specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: raw, Permitted: raw}, NoNewPrivileges: true}, test.with},
+			{specs.Process{}, test.without},
+			{specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_NET_BIND_SERVICE", "CAP_SYS_ADMIN"}}}, test.without},
+			{specs.Process{Capabilities: &specs.LinuxCapabilities{Bounding: raw}, NoNewPrivileges: true}, test.without},
+		} {
+			spec := specOfTest()
+			spec.Process = &process.Process
+			_, err := EntriesOf(spec, dumpOfTest(), host).check(test.file)
+			if (err == nil) != (process.says == "") || err != nil && !strings.Contains(err.Error(), process.says) {
+				t.Errorf("%s, process %d: error %v, want one with %q", name, i, err, process.says)
+			}
 		}
 	}
 }

@@ -210,7 +210,7 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "files", fmt.Errorf("it has the type %v, and not what describes a file of this type alone", m.GetType())
 	}
 	to := ""
-	if s := m.GetIsk(); s.GetProto() == unix.IPPROTO_TCP && s.GetState() != unix.BPF_TCP_CLOSE && s.GetState() != unix.BPF_TCP_LISTEN {
+	if s := m.GetIsk(); s.GetProto() == unix.IPPROTO_TCP && s.GetType() != unix.SOCK_RAW && s.GetState() != unix.BPF_TCP_CLOSE && s.GetState() != unix.BPF_TCP_LISTEN {
 		e.ends[fmt.Sprint(s.SrcAddr, s.GetSrcPort(), s.DstAddr, s.GetDstPort())] = true
 		to = fmt.Sprint(s.DstAddr, s.GetDstPort(), s.SrcAddr, s.GetSrcPort())
 	}
@@ -228,6 +228,8 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 		return "sockets", e.inet(m.GetIsk())
 	case m.GetUsk() != nil:
 		return "sockets", e.unix(m.GetUsk())
+	case m.GetPsk() != nil:
+		return "sockets", e.packet(m.GetPsk())
 	case m.GetNlsk() != nil:
 		return "sockets", e.netlink(m.GetNlsk())
 	case m.GetNsf() != nil:
@@ -249,7 +251,7 @@ func (e *Entries) file(m *fdinfo.FileEntry) (string, error) {
 
 // messageOf are the fields that describe files, by the files' types.
 var messageOf = map[fdinfo.FdTypes]protoreflect.Name{
-	fdinfo.FdTypes_REG: "reg", fdinfo.FdTypes_PIPE: "pipe", fdinfo.FdTypes_FIFO: "fifo", fdinfo.FdTypes_INETSK: "isk", fdinfo.FdTypes_UNIXSK: "usk", fdinfo.FdTypes_NETLINKSK: "nlsk",
+	fdinfo.FdTypes_REG: "reg", fdinfo.FdTypes_PIPE: "pipe", fdinfo.FdTypes_FIFO: "fifo", fdinfo.FdTypes_INETSK: "isk", fdinfo.FdTypes_UNIXSK: "usk", fdinfo.FdTypes_NETLINKSK: "nlsk", fdinfo.FdTypes_PACKETSK: "psk",
 	fdinfo.FdTypes_EVENTFD: "efd", fdinfo.FdTypes_EVENTPOLL: "epfd", fdinfo.FdTypes_INOTIFY: "ify", fdinfo.FdTypes_SIGNALFD: "sgfd", fdinfo.FdTypes_TTY: "tty",
 	fdinfo.FdTypes_NS: "nsf", fdinfo.FdTypes_EXT: "ext", fdinfo.FdTypes_TIMERFD: "tfd", fdinfo.FdTypes_MEMFD: "memfd", fdinfo.FdTypes_PIDFD: "pidfd",
 }

@@ -7,9 +7,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
+	packetsock "github.com/checkpoint-restore/go-criu/v8/crit/images/packet-sock"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	sknetlink "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-netlink"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
@@ -33,14 +35,58 @@ func messages(do func(proto.Message)) func(protoreflect.FieldDescriptor, protore
 // words are how many words of four bytes an address has.
 var words = map[uint32]int{unix.AF_INET: 1, unix.AF_INET6: 4}
 
+// errRaw refuses a socket that reads what others send.
+var errRaw = errors.New("a program has a raw, ping or packet socket open (ping, tcpdump), and the spec does not grant CAP_NET_RAW, by which a program makes one: close it before the checkpoint, or start the container with that capability")
+
+// mayRaw reports whether a program of the container can make sockets that read what others send: CRIU then lends
+// it nothing, also in the host's network. Where the container has a user namespace, CRIU makes its sockets in there, and
+// the kernel refuses those of a network that is not that namespace's.
+func (e *Entries) mayRaw() bool { return e.attainable()&(1<<unix.CAP_NET_RAW) != 0 }
+
+// isRaw reports whether a socket is a raw one, or one of ping's, which are for some groups alone
+// (net.ipv4.ping_group_range). The number of what they carry, or of the ping, is where others have a port, and CRIU
+// binds them to no port.
+func isRaw(s *skinet.InetSkEntry) bool {
+	return s.GetType() == unix.SOCK_RAW || s.GetProto() == unix.IPPROTO_ICMP || s.GetProto() == unix.IPPROTO_ICMPV6
+}
+
+// raw compares a socket without ports.
+func (e *Entries) raw(s *skinet.InetSkEntry) error {
+	switch {
+	case !e.mayRaw():
+		return errRaw
+	case s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0:
+		return errors.New("a program has a raw socket of TCP that is connected to a port, which CRIU takes for a connection: close it before the checkpoint, or have the program connect it to the port 0")
+	}
+	return e.socketOptions(s.GetOpts())
+}
+
+// packet compares a packet socket. CRIU makes it as root, in a network namespace of the dump's (set_netns). Whoever may
+// make one may do with it all that the entry says (net/packet/af_packet.c): the kernel asks for no other right for a
+// ring, a group that shares packets (fanout), or an interface.
+func (e *Entries) packet(s *packetsock.PacketSockEntry) error {
+	if !e.mayRaw() {
+		return errRaw
+	}
+	return e.socketOptions(s.GetOpts())
+}
+
+// withPorts are the protocols that CRIU restores of sockets with ports.
+var withPorts = []uint32{unix.IPPROTO_IP, unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE}
+
 // inet compares a socket of the Internet's. CRIU makes and binds it as root.
 func (e *Entries) inet(s *skinet.InetSkEntry) error {
 	if n := words[s.GetFamily()]; len(s.GetSrcAddr()) != n || len(s.GetDstAddr()) != n {
 		return fmt.Errorf("an address of the family %d has %d and %d words", s.GetFamily(), len(s.GetSrcAddr()), len(s.GetDstAddr()))
 	}
 	port := s.GetSrcPort()
-	if port > 65535 {
+	switch {
+	case port > 65535:
 		return fmt.Errorf("it has the port %d", port)
+	case isRaw(s):
+		return e.raw(s)
+	case !slices.Contains(withPorts, s.GetProto()):
+		return fmt.Errorf("a program has a socket of the protocol %d open, which is not TCP, UDP or UDP-Lite: close it before the checkpoint", s.GetProto())
 	}
 	if port != 0 && !e.has(unix.CAP_NET_BIND_SERVICE) {
 		if first, err := e.firstPort(); err != nil || port < first {

@@ -108,7 +108,7 @@ func Attacks() []Attack {
 		{"S5: a removed device", "removed files", "device", false, "ghost-file-*.img", ghost(unix.S_IFCHR | 0o666)},
 		{"S5: a removed setuid file", "removed files", "setuid", false, "ghost-file-*.img", ghost(unix.S_IFREG | 0o4755)},
 		{"S5: a privileged port", "sockets", "CAP_NET_BIND_SERVICE", false, "files.img", inet(func(s *skinet.InetSkEntry) { s.SrcPort = new(uint32(22)) })},
-		{"S5: a raw socket", "inet_sk_entry.type", "inet_sk_entry.type", true, "files.img", inet(func(s *skinet.InetSkEntry) { s.Type = new(uint32(unix.SOCK_RAW)) })},
+		{"S5: a raw socket", "sockets", "CAP_NET_RAW", true, "files.img", inet(func(s *skinet.InetSkEntry) { s.Type = new(uint32(unix.SOCK_RAW)) })},
 		{"S5: a short address", "sockets", "words", false, "files.img", inet(func(s *skinet.InetSkEntry) { s.SrcAddr = nil })},
 		{"S5: a login uid", "task_core_entry.loginuid", "", false, "core-1.img", one(func(c *criucore.CoreEntry) bool { c.Tc.Loginuid = new(uint32(4242)); return true })},
 		{"S5: a seccomp filter that allows all", "seccomp", "weaker than the spec's profile", true, "seccomp.img", one(func(s *seccomp.SeccompEntry) bool {
