@@ -94,7 +94,8 @@ func (f File) Open() (ReaderAtCloser, error) {
 	return openAt(f.Path, f.Data)
 }
 
-// Reader is Open, also for a file in pieces. The end of ctx ends a wait for those that are still arriving.
+// Reader opens the file for reading, as Open does, and opens one in pieces too. A read waits for a piece that is still
+// arriving, until ctx ends.
 func (f File) Reader(ctx context.Context) (ReaderAtCloser, error) {
 	if f.Pieces != nil {
 		return f.Area().Open(ctx), nil
@@ -154,7 +155,7 @@ func OpenFiles(files []File, opts ...Option) (*Checkpoint, error) {
 	return c.complete(true, opts...)
 }
 
-// OpenParts is OpenImage for files in one directory, and pieces that are elsewhere.
+// OpenParts opens an image, as OpenImage does, whose files are in one directory, and whose pieces are elsewhere.
 func OpenParts(dir string, pieces []File) (*Checkpoint, error) {
 	c, err := list([]string{dir})
 	if err != nil {
@@ -196,8 +197,8 @@ func OpenImage(blobs string, roots ...string) (*Checkpoint, error) {
 	return c.complete(false)
 }
 
-// ListImage is OpenImage without the Metadata: it reads nothing but which blobs the pieces are. dirs is what ImageDirs
-// returned.
+// ListImage opens an image as OpenImage does, without the Metadata. It reads nothing but which blobs the pieces are. dirs is
+// what ImageDirs returned.
 func ListImage(blobs string, dirs ...string) (*Checkpoint, error) {
 	c, err := list(dirs)
 	if err == nil {

@@ -150,7 +150,8 @@ func (b *builder) chooseMemory(c *images.Checkpoint) {
 	}
 }
 
-// criuPlan is the layer with CRIU's images, but those that are blobs. gpuckpt.json is its first file. done closes the files.
+// criuPlan returns the plan of the layer with CRIU's images, without those that are blobs. gpuckpt.json is its first file.
+// done closes the files.
 func criuPlan(ctx context.Context, files, blobs []images.File) (p plan, done func(), err error) {
 	var open []io.Closer
 	done = func() {

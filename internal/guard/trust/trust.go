@@ -187,8 +187,8 @@ func admit(ctx context.Context, read config.Source, image bool, dirs []string, r
 	return nil
 }
 
-// vet returns what the files must be by the node's policy, signed or listed by its digest: nil of those that it lets in as
-// they are.
+// vet returns the seal with which the node's policy has the files compared, because a trusted key has signed it or the node
+// lists its digest. It returns nil for files that the policy lets in as they are, and refuses others.
 func vet(ctx context.Context, read config.Source, image bool, dirs []string) (*sign.Seal, *log.Entry, error) {
 	view, err := read()
 	if err != nil {
