@@ -40,6 +40,37 @@ type Area struct {
 // End returns the offset in the area's file at which the range ends.
 func (a *Area) End() uint64 { return a.Offset + a.Bytes }
 
+// Part returns so many bytes of the area from the one at a distance from its start: a multiple of BlockBytes.
+func (a Area) Part(at, bytes uint64) Area {
+	a.Start, a.Offset, a.Bytes = a.Start+at, a.Offset+at, bytes
+	if a.Digests != nil {
+		a.Digests = a.Digests[at/BlockBytes : (at+bytes+BlockBytes-1)/BlockBytes]
+	}
+	return a
+}
+
+// Await waits until all files with bytes of the area have arrived, and change no more.
+func (a *Area) Await(ctx context.Context) error {
+	for i := range a.Location {
+		p := &a.Location[i]
+		if p.Arrival == nil || p.Offset >= a.End() || p.Offset+p.Bytes <= a.Offset {
+			continue
+		}
+		if err := p.await(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits until the whole piece has arrived.
+func (p *Piece) await(ctx context.Context) error {
+	if err := p.Arrival.Await(ctx, 0, p.Bytes); err != nil {
+		return fmt.Errorf("wait for %s to arrive: %w", p, err)
+	}
+	return nil
+}
+
 // In returns the area with all of its bytes in one file, at their offsets.
 func (a Area) In(path string) Area {
 	a.Location = Location{{Path: path, Bytes: a.End()}}

@@ -4,6 +4,8 @@
 package images
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -44,5 +46,50 @@ func TestExtents(t *testing.T) {
 	a.Digests = nil
 	if got, want := a.In("f"), []Extent{{start, a.Bytes, "f", offset}}; !slices.Equal(got.Extents(), want) {
 		t.Errorf("without digests: got %+v, want %+v", got.Extents(), want)
+	}
+}
+
+// slowFile is an Arrival that notes what was waited for.
+type slowFile struct {
+	waited *[]string
+	name   string
+}
+
+func (f slowFile) Await(_ context.Context, from, to uint64) error {
+	*f.waited = append(*f.waited, fmt.Sprint(f.name, " ", from, " ", to))
+	return nil
+}
+
+// A part of an area has its blocks' digests, and waits for its own files alone.
+func TestPart(t *testing.T) {
+	const offset = 4096
+	var waited []string
+	a := Area{Start: 1 << 40, Bytes: 2*BlockBytes + 4096, Offset: offset, Digests: []string{"a", "b", "c"}, Location: Location{
+		{Path: "one", Bytes: offset + BlockBytes, Arrival: slowFile{&waited, "one"}},
+		{Path: "two", Offset: offset + BlockBytes, Bytes: BlockBytes},
+		{Path: "three", Offset: offset + 2*BlockBytes, Bytes: 4096, Arrival: slowFile{&waited, "three"}},
+	}}
+	for _, test := range []struct {
+		at, bytes, blocks uint64
+		files             []string
+	}{
+		{0, a.Bytes, 3, []string{"one 0 67112960", "three 0 4096"}},
+		{0, BlockBytes, 1, []string{"one 0 67112960"}},
+		{BlockBytes, BlockBytes, 1, nil},
+		{BlockBytes, BlockBytes + 4096, 2, []string{"three 0 4096"}},
+		{2 * BlockBytes, 4096, 1, []string{"three 0 4096"}},
+	} {
+		waited = nil
+		p := a.Part(test.at, test.bytes)
+		if err := p.Await(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		first := test.at / BlockBytes
+		if p.Start != a.Start+test.at || p.Offset != offset+test.at || p.End() != offset+test.at+test.bytes || !slices.Equal(p.Digests, a.Digests[first:first+test.blocks]) {
+			t.Errorf("part %d of %d bytes: %+v", test.at, test.bytes, p)
+		}
+		if !slices.Equal(waited, test.files) {
+			t.Errorf("part %d of %d bytes waits for %q", test.at, test.bytes, waited)
+		}
 	}
 }

@@ -148,8 +148,8 @@ func (a *Area) settle(ctx context.Context, number int, buf []byte, early tries, 
 	same := first == nil
 	for i, try := range early {
 		q := &a.Location[i]
-		if err := q.Arrival.Await(ctx, 0, q.Bytes); err != nil {
-			return fmt.Errorf("wait for %s to arrive: %w", q, err)
+		if err := q.await(ctx); err != nil {
+			return err
 		}
 		same = same && q.Arrival.(EarlyArrival).Try() == try
 	}

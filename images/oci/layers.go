@@ -68,6 +68,15 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 		cut(LayerMemory, f.Area())
 	}
 	areas := c.Areas()
+	slices.SortStableFunc(areas, func(a, b images.Area) int { // what the driver restores, which interposers wait for
+		switch {
+		case a.Interposer == b.Interposer:
+			return 0
+		case b.Interposer:
+			return -1
+		}
+		return 1
+	})
 	for i := range areas {
 		cut(LayerGPU, &areas[i])
 	}

@@ -117,7 +117,10 @@ func (p pairing) program(c *harness.Containerd) (spec harness.RunSpec, args []st
 	case "window":
 		args[2] = "128M"
 		file = c.Staging("pairings", fmt.Sprintf("memory_limit = %d\nwhen_short = \"write-through\"\n", 64<<20))
-	case "kept", "copier":
+	case "kept":
+		args[2] = "128M" // of less no mover makes any for a restore
+		fallthrough
+	case "copier":
 		spec.Annotations[annotations.Interposer] = "true"
 	}
 	switch {
@@ -136,7 +139,8 @@ func walk(t *testing.T, c *harness.Containerd, r *server, specs string, p pairin
 	}
 	k := c.Work(t, spec, args...)
 	k.Expect(t, "count", "101")
-	before, windows := "", strings.Count(c.Log(), "written through to the disk")
+	const made = "GPU memory is made for the processes"
+	before, windows, fills := "", strings.Count(c.Log(), "written through to the disk"), strings.Count(c.Log(), made)
 	if args[0] == "pattern" {
 		before = k.Answer(t, "info")
 	}
@@ -192,6 +196,9 @@ func walk(t *testing.T, c *harness.Containerd, r *server, specs string, p pairin
 	}
 	if p.out == "window" && strings.Count(c.Log(), "written through to the disk") == windows {
 		t.Errorf("nothing was written through:\n%s", c.LogTail(3000))
+	}
+	if p.out == "kept" && p.back != "running" && strings.Count(c.Log(), made) == fills {
+		t.Errorf("no mover has made the memory:\n%s", c.LogTail(3000))
 	}
 	k = adopt(t, c, k.ID, k.Port)
 	k.Expect(t, "count", "102")

@@ -18,6 +18,8 @@ import (
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/interposer"
+	"github.com/gpuckpt/gpuckpt/internal/gpu/steer"
 	"github.com/gpuckpt/gpuckpt/internal/operation/quota"
 )
 
@@ -56,15 +58,15 @@ func (a *arriving) note(from uint64, err error) {
 }
 
 // send fills the file to with the bytes of from. chunk is called before each chunk is written, with
-// the chunk and how many bytes are missing; its error is the last that is heard of the source.
-func (a *arriving) send(from, to string, chunk func(data []byte, missing int) error) {
+// the file's name, the chunk and how many bytes are missing; its error is the last that is heard of the source.
+func (a *arriving) send(from, to string, chunk func(file string, data []byte, missing int) error) {
 	const chunkBytes = 1 << 20
 	data, err := os.ReadFile(from)
 	f, oerr := os.OpenFile(to, os.O_WRONLY, 0)
 	err = errors.Join(err, oerr)
 	for at := len(data); at > 0 && err == nil; {
 		part := data[max(0, at-chunkBytes):at]
-		if err = chunk(part, at); err != nil {
+		if err = chunk(filepath.Base(to), part, at); err != nil {
 			break
 		}
 		at -= len(part)
@@ -80,7 +82,7 @@ func (a *arriving) send(from, to string, chunk func(data []byte, missing int) er
 
 // arrivingCheckpoint opens the checkpoint in dir as one whose GPU state arrives in a second
 // directory.
-func arrivingCheckpoint(t *testing.T, dir string, chunk func(data []byte, missing int) error) *images.Checkpoint {
+func arrivingCheckpoint(t *testing.T, dir string, chunk func(file string, data []byte, missing int) error) *images.Checkpoint {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -193,7 +195,7 @@ func TestRestoreWhileArriving(t *testing.T) {
 			before := runtime.GOMAXPROCS(1)
 			defer runtime.GOMAXPROCS(before)
 			begin, most := make(chan struct{}), 0
-			checkpoint := arrivingCheckpoint(t, dir, func(data []byte, missing int) error {
+			checkpoint := arrivingCheckpoint(t, dir, func(_ string, data []byte, missing int) error {
 				<-begin
 				most = max(most, runtime.GOMAXPROCS(0))
 				return test.chunk(data, missing)
@@ -230,6 +232,70 @@ func TestRestoreWhileArriving(t *testing.T) {
 	}
 }
 
+// An interposer's memory is filled while it arrives, and the driver's is mapped before all of that is there. The program
+// gets no byte of what was damaged on its way.
+func TestFillWhileArriving(t *testing.T) {
+	if !steer.CanSteer {
+		t.Skip("an interposer is for processors whose processes can be steered")
+	}
+	for name, damaged := range map[string]bool{"whole": false, "wrong": true} {
+		t.Run(name, func(t *testing.T) {
+			w := startWork(t, "136M", "LD_PRELOAD="+softDir+"/"+interposer.LibraryName)
+			dir := diskDir(t)
+			m := w.leave(dir)
+			areas := m.Areas()
+			if len(areas) != 2 || !areas[0].Interposer || areas[1].Interposer {
+				t.Fatalf("areas: %+v", areas)
+			}
+			s := New(w, runPlain)
+			opts := w.options()
+			r, err := s.Prepare(t.Context(), m, "", nil, opts)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer r.Close()
+			mapped := make(chan struct{})
+			checkpoint := arrivingCheckpoint(t, dir, func(file string, data []byte, missing int) error {
+				if file == areas[0].File && missing == 1<<20 {
+					<-mapped
+					if damaged {
+						data[0] ^= 1
+					}
+				}
+				return nil
+			})
+			if err := r.Load(t.Context(), checkpoint, openGate{}, opts); err != nil {
+				t.Fatal(err)
+			}
+			late := time.AfterFunc(time.Minute, func() {
+				t.Error("the driver's memory is not mapped before the interposer's is there")
+				close(mapped)
+			})
+			_, err = r.Map(t.Context())
+			if late.Stop() {
+				close(mapped)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = r.Restore(t.Context())
+			if damaged {
+				if !errors.Is(err, errdefs.ErrDataLoss) || !strings.Contains(err.Error(), "is damaged: block 0") {
+					t.Errorf("got %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.fill.Compared() {
+				t.Error("nobody has filled the memory beforehand")
+			}
+			w.verify()
+		})
+	}
+}
+
 // A restore that is given up does not wait for its source.
 func TestGiveUpWhileArriving(t *testing.T) {
 	w := startWork(t, "2M")
@@ -241,7 +307,7 @@ func TestGiveUpWhileArriving(t *testing.T) {
 		t.Fatal(err)
 	}
 	silent := make(chan struct{})
-	checkpoint := arrivingCheckpoint(t, dir, func([]byte, int) error { <-silent; return errors.New("over") })
+	checkpoint := arrivingCheckpoint(t, dir, func(string, []byte, int) error { <-silent; return errors.New("over") })
 	defer close(silent)
 	opts := w.options()
 	opts.Config.Staging.Cgroup = fmt.Sprintf("test-%d", os.Getpid()) // of no other restore's node

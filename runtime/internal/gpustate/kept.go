@@ -269,8 +269,8 @@ func (r *Restoration) warmUp(ctx context.Context, m *images.Metadata) {
 	r.fill = mover.WarmUp(ctx, &r.s.helpers, r.pairs[0].New.UUID, m.Areas())
 }
 
-// canFillAhead reports whether all GPU memory is of one GPU and its bytes are here.
-func (r *Restoration) canFillAhead() bool { return !r.arriving && len(r.metadata.GPUs) == 1 }
+// canFillAhead reports whether all GPU memory is of one GPU.
+func (r *Restoration) canFillAhead() bool { return len(r.metadata.GPUs) == 1 }
 
 // digestNow returns the areas whose digests are compared from now on. Those of the others are compared from Load on, by
 // the GPU if it can.

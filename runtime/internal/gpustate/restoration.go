@@ -176,7 +176,7 @@ func (r *Restoration) Map(ctx context.Context) (bytes uint64, err error) {
 		}
 	}
 	if r.arriving { // what does not need the bytes is done
-		if err := r.check.Wait(); err != nil {
+		if err := r.check.WaitBegun(); err != nil {
 			return 0, err
 		}
 	}

@@ -8,6 +8,7 @@
 package digestcheck
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,8 +28,9 @@ type Check struct {
 	ctx     context.Context //nolint:containedctx // of what Close ends
 	stop    context.CancelFunc
 	start   func(context.Context) (*staging.Digester, error)
-	group   errgroup.Group
-	mu      sync.Mutex // none of workers begins once ctx has ended
+	begun   errgroup.Group
+	later   errgroup.Group // of BeginUnless
+	mu      sync.Mutex     // none of workers begins once ctx has ended
 	workers sync.WaitGroup
 }
 
@@ -44,7 +46,7 @@ func New(ctx context.Context, start func(context.Context) (*staging.Digester, er
 func (c *Check) Begin(areas []images.Area) error {
 	compare, err := c.begin(areas)
 	if err == nil {
-		c.group.Go(compare)
+		c.begun.Go(compare)
 	}
 	return err
 }
@@ -55,7 +57,7 @@ func (c *Check) BeginUnless(areas []images.Area, compared func() bool) {
 	if len(areas) == 0 {
 		return
 	}
-	c.group.Go(func() error {
+	c.later.Go(func() error {
 		if compared() {
 			return nil
 		}
@@ -112,7 +114,10 @@ func Areas(worker *staging.Digester, areas []images.Area) error {
 
 // Wait returns when the digests of all areas so far are compared. The error is of the first that were wrong. After Close
 // it is any.
-func (c *Check) Wait() error { return c.group.Wait() }
+func (c *Check) Wait() error { return cmp.Or(c.begun.Wait(), c.later.Wait()) }
+
+// WaitBegun is Wait for the areas of Begin alone.
+func (c *Check) WaitBegun() error { return c.begun.Wait() }
 
 // Close ends the processes that are at work, and has the rest end. None is started afterwards. It can be called on nil.
 func (c *Check) Close() {

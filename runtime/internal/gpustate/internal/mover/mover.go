@@ -33,6 +33,8 @@ import (
 const (
 	// piece is what a process takes back at a time: the GPU has so much of its memory twice.
 	piece = 512 << 20
+	// pieces are made by one request, which carries 253 files at most: those of an image have 64 MiB each.
+	pieces = 8
 	// spare is what a GPU must have free beside the memory of all processes, when the mover has its context (some 550 MB):
 	// a piece, and what the driver takes for a moment.
 	spare = 3 << 29
@@ -123,8 +125,8 @@ func WarmUp(ctx context.Context, all *cudahelper.Helpers, gpu string, areas []im
 }
 
 // Begin begins to make the memory, with the bytes of the areas that interposers have saved; the others are counted as
-// what else the processes will have there. No byte of the areas may be arriving still. helper is asked for the room, and
-// atOnce restores share the processors.
+// what else the processes will have there. Bytes that are arriving still are waited for, a piece at a time. helper is
+// asked for the room, and atOnce restores share the processors.
 func (f *Fill) Begin(ctx context.Context, helper *cuda.Helper, areas []images.Area, atOnce int) {
 	if f == nil {
 		return
@@ -171,11 +173,22 @@ func (f *Fill) fill(ctx context.Context, helper *cuda.Helper, areas []images.Are
 		if !a.Interposer {
 			continue
 		}
-		var digested bool
-		if f.memory[i], digested, err = copyIn(ctx, mover, f.gpu, &a, threads); err != nil {
-			return err
+		step := uint64(pieces * piece)
+		if a.Location.Arriving() {
+			step = piece
 		}
-		compared = compared && digested
+		for at := uint64(0); at < a.Bytes; at += step {
+			part := a.Part(at, min(step, a.Bytes-at))
+			if err := part.Await(ctx); err != nil {
+				return err
+			}
+			made, digested, err := copyIn(ctx, mover, f.gpu, &part, threads)
+			f.memory[i] = append(f.memory[i], made...)
+			if err != nil {
+				return err
+			}
+			compared = compared && digested
+		}
 	}
 	f.compared = compared
 	return nil

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 )
 
 // The spans of an area are its bytes, in order: from several files, of zeros where its digests tell so, and where no
@@ -65,6 +66,14 @@ func TestSpans(t *testing.T) {
 	text, err := io.ReadAll(io.NewSectionReader(spans[2].File, 0, 3))
 	if err != nil || !bytes.Equal(text, []byte("two")) {
 		t.Errorf("the file has %q: %v", text, err)
+	}
+}
+
+// A request's files fit in a message, also where the area does not begin with one of an image's.
+func TestFilesOfARequest(t *testing.T) {
+	const blob = 64 << 20 // see images/oci.minLayerBytes
+	if files := pieces*piece/blob + 1; files > worker.MaxFiles {
+		t.Errorf("a request has up to %d files", files)
 	}
 }
 
