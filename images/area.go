@@ -49,23 +49,24 @@ func (a Area) Part(at, bytes uint64) Area {
 	return a
 }
 
-// Await waits until all files with bytes of the area have arrived, and change no more.
+// Await waits until all bytes of the area have arrived.
 func (a *Area) Await(ctx context.Context) error {
 	for i := range a.Location {
 		p := &a.Location[i]
-		if p.Arrival == nil || p.Offset >= a.End() || p.Offset+p.Bytes <= a.Offset {
+		from, to := max(p.Offset, a.Offset), min(p.Offset+p.Bytes, a.End())
+		if p.Arrival == nil || from >= to {
 			continue
 		}
-		if err := p.await(ctx); err != nil {
+		if err := p.await(ctx, from, to); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// await waits until the whole piece has arrived.
-func (p *Piece) await(ctx context.Context) error {
-	if err := p.Arrival.Await(ctx, 0, p.Bytes); err != nil {
+// await waits until bytes of the piece have arrived, whose offsets are counted as the piece's.
+func (p *Piece) await(ctx context.Context, from, to uint64) error {
+	if err := p.Arrival.Await(ctx, from-p.Offset, to-p.Offset); err != nil {
 		return fmt.Errorf("wait for %s to arrive: %w", p, err)
 	}
 	return nil
@@ -208,10 +209,7 @@ func (a *Area) Open(ctx context.Context) *AreaReader {
 
 // ReadAt fills p with the bytes at an offset, and waits for those that are still arriving. Those
 // outside of the area's range or in no piece are zero. If a file ends early it is ErrDamaged.
-func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) { return r.read(p, offset, nil) }
-
-// read is ReadAt. With early it takes bytes that may change once more, and notes their tries.
-func (r *AreaReader) read(p []byte, offset int64, early tries) (int, error) {
+func (r *AreaReader) ReadAt(p []byte, offset int64) (int, error) {
 	at, whole, pieces := uint64(offset), len(p), r.area.Location
 	zeros := func(to uint64) {
 		n := min(uint64(len(p)), max(to, at)-at)
@@ -231,8 +229,8 @@ func (r *AreaReader) read(p []byte, offset int64, early tries) (int, error) {
 			break
 		}
 		if q.Arrival != nil {
-			if err := early.await(r.ctx, pieces, i, at-q.Offset, at-q.Offset+n); err != nil {
-				return whole - len(p), fmt.Errorf("wait for %s to arrive: %w", q, err)
+			if err := q.await(r.ctx, at, at+n); err != nil {
+				return whole - len(p), err
 			}
 		}
 		f, err := r.file(i)

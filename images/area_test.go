@@ -73,8 +73,8 @@ func TestPart(t *testing.T) {
 		at, bytes, blocks uint64
 		files             []string
 	}{
-		{0, a.Bytes, 3, []string{"one 0 67112960", "three 0 4096"}},
-		{0, BlockBytes, 1, []string{"one 0 67112960"}},
+		{0, a.Bytes, 3, []string{"one 4096 67112960", "three 0 4096"}},
+		{0, BlockBytes, 1, []string{"one 4096 67112960"}},
 		{BlockBytes, BlockBytes, 1, nil},
 		{BlockBytes, BlockBytes + 4096, 2, []string{"three 0 4096"}},
 		{2 * BlockBytes, 4096, 1, []string{"three 0 4096"}},

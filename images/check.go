@@ -49,8 +49,8 @@ const arrivingBlocks = 16
 
 // Check reads every byte of the areas but those in holes of files, so many blocks at a time (0: one
 // for each core, and more while they arrive), and compares their digests. It reads blocks while they
-// arrive, in their order, and once more where they were written anew. progress receives the step
-// "verify". The error joins a BlockError for each wrong block, up to 32.
+// arrive, in their order. progress receives the step "verify". The error joins a BlockError for each
+// wrong block, up to 32.
 func Check(ctx context.Context, areas []Area, workers int, progress Progress) error {
 	var total uint64
 	for _, a := range areas {
@@ -74,7 +74,6 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 		workers = max(arrivingBlocks, runtime.NumCPU())
 	}
 	group.SetLimit(cmp.Or(workers, runtime.NumCPU()))
-	var again []func() error
 	for i := range areas {
 		a := &areas[i]
 		r := a.Open(gctx)
@@ -89,32 +88,13 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 				if err := meter.Moving(); err != nil {
 					return err
 				}
-				early := make(tries)
-				n, err := a.checkBlock(gctx, r, block, buf[:], early)
+				n, err := a.checkBlock(gctx, r, block, buf[:])
 				meter.Add(int64(n))
-				if len(early) == 0 || gctx.Err() != nil {
-					return note(err)
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				again = append(again, func() error {
-					buf := buffers.Get().(*[len(zeros)]byte)
-					defer buffers.Put(buf)
-					return note(a.settle(ctx, block, buf[:], early, err))
-				})
-				return nil
+				return note(err)
 			})
 		}
 	}
 	err := group.Wait()
-	if err == nil {
-		var group errgroup.Group
-		group.SetLimit(runtime.NumCPU())
-		for _, do := range again {
-			group.Go(do)
-		}
-		err = group.Wait()
-	}
 	if err == nil && len(wrong) == 0 {
 		err = context.Cause(ctx)
 	}
@@ -124,46 +104,8 @@ func Check(ctx context.Context, areas []Area, workers int, progress Progress) er
 	return err
 }
 
-// tries are the pieces of which bytes were read that might change, by their numbers, and the try of
-// each; -1 for bytes of several. With nil bytes that may change are waited for.
-type tries map[int]int
-
-// await waits for a range of a piece that is arriving.
-func (t tries) await(ctx context.Context, pieces Location, i int, from, to uint64) error {
-	a, ok := pieces[i].Arrival.(EarlyArrival)
-	if t == nil || !ok {
-		return pieces[i].Arrival.Await(ctx, from, to)
-	}
-	try, err := a.AwaitEarly(ctx, from, to)
-	if was, ok := t[i]; err != nil || ok && was != try {
-		try = -1
-	}
-	t[i] = try
-	return err
-}
-
-// settle waits until the files of a block that was read early have arrived. It reads the block again if
-// one of them was written anew since, or if the block was not right: it may be now.
-func (a *Area) settle(ctx context.Context, number int, buf []byte, early tries, first error) error {
-	same := first == nil
-	for i, try := range early {
-		q := &a.Location[i]
-		if err := q.await(ctx); err != nil {
-			return err
-		}
-		same = same && q.Arrival.(EarlyArrival).Try() == try
-	}
-	if same {
-		return nil
-	}
-	r := a.Open(ctx)
-	defer r.Close()
-	_, err := a.checkBlock(ctx, r, number, buf, nil)
-	return err
-}
-
-// checkBlock reads one block through buf, and returns its size. See tries for early.
-func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte, early tries) (uint64, error) {
+// checkBlock reads one block through buf, and returns its size.
+func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []byte) (uint64, error) {
 	from := a.Offset + uint64(number)*BlockBytes
 	to := min(from+BlockBytes, a.End())
 	var got string
@@ -193,7 +135,7 @@ func (a *Area) checkBlock(ctx context.Context, r *AreaReader, number int, buf []
 			case r.NextData(at) >= next:
 				h.Write(zeros[:len(part)])
 			default:
-				if _, err := r.read(part, int64(at), early); err != nil {
+				if _, err := r.ReadAt(part, int64(at)); err != nil {
 					return 0, err
 				}
 				h.Write(part)

@@ -74,17 +74,6 @@ type Arrival interface {
 	Await(ctx context.Context, from, to uint64) error
 }
 
-// EarlyArrival is an Arrival that also tells of bytes which may change once more, because what they
-// are in is not digested yet, and is perhaps fetched again.
-type EarlyArrival interface {
-	Arrival
-	// AwaitEarly is Await for such bytes. What was read is right if Try returns the same try when Await
-	// has returned nil for the whole file.
-	AwaitEarly(ctx context.Context, from, to uint64) (try int, err error)
-	// Try returns how often the file was written anew.
-	Try() int
-}
-
 // Open opens the file for reading, unless it is in pieces. It refuses a file that has become a symbolic link since it was
 // found, and does not wait for one that has become a pipe.
 func (f File) Open() (ReaderAtCloser, error) {

@@ -24,8 +24,8 @@ type view struct {
 	holes bool // a read of a hole by way of a mapping fills it with memory
 }
 
-// view returns n bytes at an offset where they are in memory, until the reader is closed; nil if
-// they must be read. They may be gone at any time, see useView.
+// view returns n bytes at an offset where they are in memory, once they have arrived, until the reader is
+// closed; nil if they must be read, or never arrive. They may be gone at any time, see useView.
 func (r *AreaReader) view(offset, n uint64) []byte {
 	i := r.area.Location.at(offset)
 	if i == len(r.area.Location) {
@@ -35,7 +35,10 @@ func (r *AreaReader) view(offset, n uint64) []byte {
 	if offset < r.area.Offset { // bytes before the range mean nothing
 		return nil
 	}
-	if q.Data != nil || q.Arrival != nil || offset < q.Offset || offset+n > q.Offset+q.Bytes {
+	if q.Data != nil || offset < q.Offset || offset+n > q.Offset+q.Bytes {
+		return nil
+	}
+	if q.Arrival != nil && q.await(r.ctx, offset, offset+n) != nil {
 		return nil
 	}
 	open, err := r.file(i)

@@ -4,7 +4,7 @@
 // Package feed has one process restore a checkpoint whose memory and GPU state another process still writes.
 //
 // The writer makes every file at its full size, and a Feed that it tells how much of a file is there
-// (Part), that a file is complete and does not change any more (Arrived), or that no more comes (Fail).
+// and does not change any more (Have), or that no more comes (Fail).
 // Once the reader can begin, the Feed serves at a socket in a directory. The reader opens the Source of that directory, which is told of all this,
 // and sets it as the images.Arrival of the files. Nothing that the writer says is believed: the reader
 // compares digests as ever. If the writer ends too early, whoever waits gets an error.
@@ -39,11 +39,8 @@ var ErrEnded = errors.New("the program that fetches the checkpoint has ended")
 type note struct {
 	// Blobs is the first note: the directory of the blobs, as images.OpenImage wants it.
 	Blobs string `json:"blobs,omitempty"`
-	// Arrived is the path of a file that is complete.
-	Arrived string `json:"arrived,omitempty"`
-	// Part is the path of a file whose first Bytes are there. Fewer than before mean that it is written
-	// anew. A Source of an early version does not know it.
-	Part  string `json:"part,omitempty"`
+	// Have is the path of a file whose first Bytes are there.
+	Have  string `json:"have,omitempty"`
 	Bytes uint64 `json:"bytes,omitempty"`
 	// Failed is why no more will arrive.
 	Failed string `json:"failed,omitempty"`
@@ -164,12 +161,8 @@ func (f *Feed) tell(n ...note) {
 	f.more = make(chan struct{})
 }
 
-// Arrived tells that a file is complete.
-func (f *Feed) Arrived(path string) { f.tell(note{Arrived: path}) }
-
-// Part tells that the first bytes of a file are there. They may change once more: fewer bytes than
-// before tell that what was told counts no longer.
-func (f *Feed) Part(path string, bytes uint64) { f.tell(note{Part: path, Bytes: bytes}) }
+// Have tells that the first bytes of a file are there.
+func (f *Feed) Have(path string, bytes uint64) { f.tell(note{Have: path, Bytes: bytes}) }
 
 // Fail tells that no more will arrive.
 func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
@@ -208,20 +201,13 @@ type Source struct {
 
 	conn *net.UnixConn
 	mu   sync.Mutex
-	here map[string]bool
-	part map[string]part // of files that are not here
-	err  error           // why no more arrives
-	more chan struct{}   // closed, and replaced, when one of these changes
-}
-
-// part is what is told of a file that is not complete.
-type part struct {
-	bytes uint64
-	try   int // how often it was written anew
+	have map[string]uint64 // how many bytes of a file are there
+	err  error             // why no more arrives
+	more chan struct{}     // closed, and replaced, when one of these changes
 }
 
 func newSource() *Source {
-	return &Source{here: make(map[string]bool), part: make(map[string]part), more: make(chan struct{})}
+	return &Source{have: make(map[string]uint64), more: make(chan struct{})}
 }
 
 // Open opens the source of a directory. It returns nil if there is no feed, or a dead one. Another user's
@@ -317,15 +303,8 @@ func (s *Source) listen(in *json.Decoder) {
 		case n.Failed != "":
 			err = errors.New(n.Failed)
 			s.err = err
-		case n.Part != "":
-			is := s.part[n.Part]
-			if n.Bytes < is.bytes {
-				is.try++
-			}
-			is.bytes = n.Bytes
-			s.part[n.Part] = is
 		default:
-			s.here[n.Arrived] = true
+			s.have[n.Have] = n.Bytes
 		}
 		close(s.more)
 		s.more = make(chan struct{})
@@ -366,40 +345,22 @@ type arrival struct {
 	path string
 }
 
-// Await waits until the whole file has arrived.
-func (a arrival) Await(ctx context.Context, _, _ uint64) error {
-	_, err := a.wait(ctx, func(part) bool { return false })
-	return err
-}
-
-// AwaitEarly waits until a range of the file is there. It may change once more.
-func (a arrival) AwaitEarly(ctx context.Context, _, to uint64) (try int, err error) {
-	return a.wait(ctx, func(is part) bool { return is.bytes >= to })
-}
-
-// Try returns how often the file was written anew.
-func (a arrival) Try() int {
-	a.s.mu.Lock()
-	defer a.s.mu.Unlock()
-	return a.s.part[a.path].try
-}
-
-// wait waits until the file has arrived, or enough of it.
-func (a arrival) wait(ctx context.Context, enough func(part) bool) (try int, err error) {
+// Await waits until a range of the file is there.
+func (a arrival) Await(ctx context.Context, _, to uint64) error {
 	for {
 		a.s.mu.Lock()
-		here, is, err, more := a.s.here[a.path], a.s.part[a.path], a.s.err, a.s.more
+		have, err, more := a.s.have[a.path], a.s.err, a.s.more
 		a.s.mu.Unlock()
 		switch {
-		case here, enough(is):
-			return is.try, nil
+		case have >= to:
+			return nil
 		case err != nil:
-			return 0, err
+			return err
 		}
 		select {
 		case <-more:
 		case <-ctx.Done():
-			return 0, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -67,13 +67,13 @@ func TestArrives(t *testing.T) {
 		t.Errorf("the blobs are in %q", s.Blobs)
 	}
 	c := of(s, "a", "b", "c")
-	f.Arrived("b")
+	f.Have("b", 1)
 	if err := await(t.Context(), c, 1); err != nil {
 		t.Error(err)
 	}
 	waiting := make(chan error)
 	go func() { waiting <- await(t.Context(), c, 0) }()
-	f.Arrived("a")
+	f.Have("a", 1)
 	if err := <-waiting; err != nil {
 		t.Error(err)
 	}
@@ -105,39 +105,26 @@ func TestElsewhere(t *testing.T) {
 	}
 }
 
-// A part of a file is told before the file: only to whoever takes bytes that may change once more.
+// Who waits for the first bytes of a file goes on when these are there.
 func TestParts(t *testing.T) {
 	f, s := both(t)
-	at := of(s, "a").Areas()[0].Location[0].Arrival.(images.EarlyArrival)
-	early := func(to uint64, want int) {
-		t.Helper()
-		if try, err := at.AwaitEarly(t.Context(), 0, to); err != nil || try != want {
-			t.Errorf("%d bytes: try %d, %v; want try %d", to, try, err, want)
-		}
+	at := of(s, "a").Areas()[0].Location[0].Arrival
+	f.Have("a", 10)
+	if err := at.Await(t.Context(), 0, 10); err != nil {
+		t.Error(err)
 	}
-	f.Part("a", 10)
-	early(10, 0)
 	given, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := at.AwaitEarly(given, 0, 11); !errors.Is(err, context.DeadlineExceeded) {
+	if err := at.Await(given, 0, 11); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("more than there is: %v", err)
 	}
-	if err := at.Await(given, 0, 1); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a part counts as the whole: %v", err)
+	f.Have("a", 12)
+	if err := at.Await(t.Context(), 0, 12); err != nil {
+		t.Error(err)
 	}
-	f.Part("a", 0)
-	f.Part("a", 12)
-	early(12, 1)
-	f.Arrived("a")
-	early(100, 1)
-	if err := at.Await(t.Context(), 0, 100); err != nil || at.Try() != 1 {
-		t.Errorf("%v, try %d", err, at.Try())
-	}
-	f.Part("b", 10)
 	f.Fail(errors.New("gone"))
-	other := of(s, "b").Areas()[0].Location[0].Arrival.(images.EarlyArrival)
-	if _, err := other.AwaitEarly(t.Context(), 0, 11); err == nil || err.Error() != "gone" {
-		t.Errorf("a part that never comes: %v", err)
+	if err := at.Await(t.Context(), 0, 13); err == nil || err.Error() != "gone" {
+		t.Errorf("bytes that never come: %v", err)
 	}
 	s.Close()
 	if err := f.Close(); err != nil {
@@ -235,8 +222,8 @@ func TestOpenFollowsNoLink(t *testing.T) {
 // A feed is told before it serves, and serves again elsewhere with all that it was told.
 func TestToldBeforeItServes(t *testing.T) {
 	f := New()
-	f.Part("/b", 10)
-	f.Arrived("/a")
+	f.Have("/b", 10)
+	f.Have("/a", 1)
 	for range 2 {
 		dir := t.TempDir()
 		if err := f.Serve(dir, "/"); err != nil {
@@ -250,7 +237,7 @@ func TestToldBeforeItServes(t *testing.T) {
 		if err := await(t.Context(), c, 0); err != nil {
 			t.Error(err)
 		}
-		if _, err := c.Areas()[0].Location[1].Arrival.(images.EarlyArrival).AwaitEarly(t.Context(), 0, 10); err != nil {
+		if err := c.Areas()[0].Location[1].Arrival.Await(t.Context(), 0, 10); err != nil {
 			t.Error(err)
 		}
 		closed := make(chan error, 1)
@@ -268,10 +255,10 @@ func TestToldBeforeItServes(t *testing.T) {
 // Whatever the other side sends, the source ends with it, and whoever waits for a file that it did
 // not name gets an error.
 func FuzzSource(f *testing.F) {
-	f.Add([]byte(`{"blobs":"/a"}{"arrived":"a"}{"failed":"why"}`))
-	f.Add([]byte(`{"blobs":null}{"arrived":"b"}`))
+	f.Add([]byte(`{"blobs":"/a"}{"have":"a","bytes":5}{"failed":"why"}`))
+	f.Add([]byte(`{"blobs":null}{"have":"b","bytes":1}`))
 	f.Add([]byte(`{"blobs":{}}`))
-	f.Add([]byte(`{"blobs":"/a"}{"part":"a","bytes":9}{"part":"a","bytes":3}{"part":"a","bytes":-1}`))
+	f.Add([]byte(`{"blobs":"/a"}{"have":"a","bytes":9}{"have":"a","bytes":3}{"have":"a","bytes":-1}`))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		s := newSource()
 		in := json.NewDecoder(bytes.NewReader(sent))
@@ -285,7 +272,7 @@ func FuzzSource(f *testing.F) {
 		if (arrival{s, "never named " + string(sent)}).Await(t.Context(), 0, 1) == nil {
 			t.Fatal("a file that nobody has named has arrived")
 		}
-		if err := (arrival{s, "a"}).Await(t.Context(), 0, 1); (err == nil) != s.here["a"] {
+		if err := (arrival{s, "a"}).Await(t.Context(), 0, 1); (err == nil) != (s.have["a"] > 0) {
 			t.Fatalf("a file that was named: %v", err)
 		}
 	})
@@ -305,7 +292,7 @@ func TestBeside(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer first.Close()
-		f.Arrived("/a")
+		f.Have("/a", 1)
 		f.Fail(errors.New("no more"))
 		if err := await(t.Context(), of(first, "/b"), 0); err == nil || err.Error() != "no more" {
 			t.Errorf("a failure is told as %v", err)
@@ -328,7 +315,7 @@ func TestOpenWhileItCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 1000 {
-		f.Arrived("/" + strings.Repeat("long", 1000))
+		f.Have("/"+strings.Repeat("long", 1000), 1)
 	}
 	closed := make(chan error, 1)
 	go func() { closed <- f.Close() }()

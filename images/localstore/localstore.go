@@ -120,7 +120,8 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 }
 
 // Early begins a blob that others read, as d.Encoded in a directory on the store's file system, before it is
-// complete: the file has its full size from the begin. Truncate has it written anew, and leaves what is there.
+// complete: the file has its full size from the begin. Nothing of it is written twice, and it is digested when it is
+// complete.
 func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (content.Writer, error) {
 	f, err := s.temporary()
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 		return nil, errors.Join(err, f.Close())
 	}
 	return &writer{
-		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size), digester: digest.Canonical.Digester(),
+		ctx: ctx, store: s, ref: "gpuckpt-early-" + d.Digest.String(), total: d.Size, file: f, to: mmapfile.NewWriter(f, d.Size),
 	}, nil
 }
 
@@ -160,28 +161,43 @@ type writer struct {
 	total    int64
 	file     *os.File
 	to       *mmapfile.Writer // writes the file
-	digester digest.Digester
+	digester digest.Digester  // nil for one of Early
 	size     int64
 }
 
 // Write appends to the blob.
 func (w *writer) Write(p []byte) (int, error) {
 	n, err := w.to.Write(p)
-	w.digester.Hash().Write(p[:n])
+	if w.digester != nil {
+		w.digester.Hash().Write(p[:n])
+	}
 	w.size += int64(n)
 	return n, err
 }
 
-// Digest is that of what was written so far.
-func (w *writer) Digest() digest.Digest { return w.digester.Digest() }
+// Digest is that of what was written so far; "" where that cannot be read.
+func (w *writer) Digest() digest.Digest {
+	d, _ := w.digest()
+	return d
+}
+
+func (w *writer) digest() (digest.Digest, error) {
+	if w.digester != nil {
+		return w.digester.Digest(), nil
+	}
+	return digest.FromReader(io.NewSectionReader(w.file, 0, w.size))
+}
 
 // Status returns how far the blob is.
 func (w *writer) Status() (content.Status, error) {
 	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total}, nil
 }
 
-// Truncate begins anew. It refuses other sizes than 0, as containerd's own writers do.
+// Truncate begins anew, unless others read the blob. It refuses other sizes than 0, as containerd's own writers do.
 func (w *writer) Truncate(size int64) error {
+	if w.digester == nil {
+		return fmt.Errorf("others read the blob already: %w", errdefs.ErrFailedPrecondition)
+	}
 	if size != 0 {
 		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
 	}
@@ -206,14 +222,17 @@ func (w *writer) Close() error {
 // collector removes what may be there. ErrAlreadyExists says that the namespace has the blob.
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
 	defer w.Close()
-	d := w.Digest()
+	d, err := w.digest()
+	if err != nil {
+		return err
+	}
 	if size > 0 && size != w.size {
 		return fmt.Errorf("unexpected commit size %d, expected %d: %w", w.size, size, errdefs.ErrFailedPrecondition)
 	}
 	if expected != "" && expected != d {
 		return fmt.Errorf("unexpected commit digest %s, expected %s: %w", d, expected, errdefs.ErrFailedPrecondition)
 	}
-	err := w.place(d)
+	err = w.place(d)
 	if errors.Is(err, os.ErrClosed) {
 		err = fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, err)
 	}

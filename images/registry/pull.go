@@ -174,7 +174,7 @@ func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *l
 		return err
 	}
 	defer w.Close()
-	if err := s.Write(ctx, w, d, func(uint64) {}); err != nil {
+	if err := s.write(ctx, w, d); err != nil {
 		return err
 	}
 	if err := w.Commit(ctx, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {

@@ -68,7 +68,7 @@ func newSource(ref, step string, o Options) *Source {
 // has brought, and the next one goes on there.
 func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descriptor) error {
 	s.know(d)
-	return s.Try(ctx, d, func() error {
+	return s.try(ctx, d, func() error {
 		switch err := remotes.Fetch(ctx, store, remotes.FetcherFunc(s.Stream), d); {
 		case err == nil || errdefs.IsAlreadyExists(err):
 			s.reach(d.Digest, d.Size, 0)
@@ -83,27 +83,14 @@ func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descr
 	})
 }
 
-// Write fetches a blob into a writer of its own, which does not commit it, as often as Try does. told is called with how
-// many bytes are there, every few MiB; fewer than before mean that they are written anew.
-func (s *Source) Write(ctx context.Context, w content.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
-	buf := make([]byte, 1<<20)
-	return s.Try(ctx, d, func() error {
-		told(0)
+// write fetches a blob into a writer, which does not commit it, as often as try does.
+func (s *Source) write(ctx context.Context, w content.Writer, d ocispec.Descriptor) error {
+	return s.try(ctx, d, func() error {
 		if err := w.Truncate(0); err != nil {
 			return err
 		}
-		data, err := s.Stream(ctx, d)
-		if err != nil {
+		if err := s.copy(ctx, w, d, func(uint64) {}); err != nil {
 			return err
-		}
-		defer data.Close()
-		for at := int64(0); at < d.Size; {
-			n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
-			if err != nil {
-				return err
-			}
-			at += n
-			told(uint64(at))
 		}
 		if got := w.Digest(); got != d.Digest {
 			return fmt.Errorf("%w: they have the digest %s", ErrWrongBytes, got)
@@ -112,17 +99,47 @@ func (s *Source) Write(ctx context.Context, w content.Writer, d ocispec.Descript
 	})
 }
 
+// Copy fetches a blob, and compares it with nothing. No byte is written twice. told is called with how many are there,
+// every few MiB. The error names the blob.
+func (s *Source) Copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
+	if err := s.copy(ctx, w, d, told); err != nil {
+		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
+	}
+	return nil
+}
+
+func (s *Source) copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
+	data, err := s.Stream(ctx, d)
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	buf := make([]byte, 1<<20)
+	for at := int64(0); at < d.Size; {
+		n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
+		if err != nil {
+			return err
+		}
+		at += n
+		told(uint64(at))
+	}
+	return nil
+}
+
 // partBytes is how often who waits for a blob is told how much of it is there.
 const partBytes = 4 << 20
 
-// Try calls do, which fetches a blob, until it succeeds, fails for good, or has been tried as often
+// try calls do, which fetches a blob, until it succeeds, fails for good, or has been tried as often
 // as the Options say. Its error names the blob.
-func (s *Source) Try(ctx context.Context, d ocispec.Descriptor, do func() error) error {
+func (s *Source) try(ctx context.Context, d ocispec.Descriptor, do func() error) error {
 	if err := s.attempts(ctx, s.meter, do); err != nil {
 		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
 	}
 	return nil
 }
+
+// Note passes on a line for the user.
+func (s *Source) Note(text string) { s.meter.Note(text) }
 
 // Stream reads a blob, once it is its turn, until Close. Where the connection breaks or says nothing
 // for Options.Stall, it goes on by a request for the rest, as often as Options.Attempts in a row

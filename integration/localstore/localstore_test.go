@@ -296,8 +296,8 @@ func TestNameIsKept(t *testing.T) {
 	has(ours.Digest)
 }
 
-// A blob can be read by its other name before it is complete, with its full size, also while it is written anew; it is
-// none of containerd's before its digest is right, and then has one copy. One that containerd has gets a link.
+// A blob can be read by its other name before it is complete, with its full size, and is not written anew; it is none of
+// containerd's unless its digest is right, and then has one copy. One that containerd has gets a link.
 func TestEarly(t *testing.T) {
 	ctx, d := newDaemon(t)
 	s, err := localstore.Open(d.store, d.root, d.known)
@@ -324,15 +324,14 @@ func TestEarly(t *testing.T) {
 		}
 	}
 	seen(nil)
-	wrong := bytes.Repeat([]byte("x"), len(data)+100)
-	if _, err := w.Write(wrong); err != nil {
+	if _, err := w.Write(data[:100]); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Truncate(0); err != nil {
-		t.Fatal(err)
+	seen(data[:100])
+	if err := w.Truncate(0); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("it is written anew: %v", err)
 	}
-	seen(wrong[:len(data)])
-	if _, err := w.Write(data); err != nil {
+	if _, err := w.Write(data[100:]); err != nil {
 		t.Fatal(err)
 	}
 	seen(data)
@@ -359,5 +358,16 @@ func TestEarly(t *testing.T) {
 	}
 	if linked, err := os.Stat(filepath.Join(dir, desc.Digest.Encoded())); err != nil || !os.SameFile(ours, linked) {
 		t.Errorf("the link: %v", err)
+	}
+	other := describe([]byte("GPU state of another"))
+	if w, err = s.Early(ctx, other, dir); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	if _, err := w.Write(data[:other.Size]); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Commit(ctx, other.Size, other.Digest, root); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("wrong bytes: %v", err)
 	}
 }
