@@ -44,12 +44,15 @@ func needsGPUs(t *testing.T) {
 // times. Their steps are those of a run that nobody interrupted.
 func TestSwapped(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"nccl-shm", "nccl-sockets", "nccl-cumem-interposer", "nccl-ipc-interposer", "tensor-parallel", "jax-two-gpus-interposer", "fsdp2-cumem-interposer"} {
-		t.Run(name, func(t *testing.T) {
+	for _, p := range programs.List {
+		if !p.Alone || p.Refused != nil {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
 			result := results.Add(t)
 			needsGPUs(t)
+			needsModule(t, p.Module)
 			t.Parallel()
-			p := programs.Named(name)
 			takeRoom(t, gpuOf(p), p.Host)
 			ctx, cancel := context.WithTimeout(t.Context(), limitOf(p))
 			defer cancel()
