@@ -89,7 +89,6 @@ func (o outcome) passed() bool { return o.TestResult != nil && o.Outcome == harn
 
 // apart are results whose times and failures say nothing, and why: of them counts what passed and has no other result.
 var apart = map[string]string{
-	"2026-11-28-d19bb99-h200-arrival/workloads-interposer.json":                "the time was over before most had ended",
 	"2026-11-28-0f1a89e-h200-suites/workloads-first-answer-registry.json":      "ten test programs ran beside it on the other GPUs",
 	"2026-11-28-0f1a89e-h200-suites/workloads-first-answer-tmpfs.json":         "ten test programs ran beside it on the other GPUs",
 	"2026-11-28-f859d82-h100-suites/workloads-two-gpus.json":                   "some fifteen programs ran beside each other, and a limit was over",
