@@ -38,7 +38,7 @@ func watchFlow(ctx context.Context, server *registryserver.Server, port int, gpu
 		var points []report.FlowPoint
 		for ctx.Err() == nil {
 			p := report.FlowPoint{Seconds: time.Since(began).Seconds(), Sent: server.Sent()}
-			p.Digested, p.Copied = w.look()
+			p.Copied = w.look()
 			if points = append(points, p); len(points) > flowMost {
 				for i := range flowMost / 2 {
 					points[i] = points[2*i]
@@ -58,21 +58,20 @@ func watchFlow(ctx context.Context, server *registryserver.Server, port int, gpu
 	}
 }
 
-// flowWatch looks at the processes of a restore, as they come.
+// flowWatch looks at the program of a restore, as it comes.
 type flowWatch struct {
-	port          string
-	shim, program int
-	base          uint64 // of the program
+	port    string
+	program int
+	base    uint64 // of the program
 	// times is how often a byte of GPU state counts: twice with the software GPU, whose memory the
 	// program has as well.
 	times uint64
-	seen  [2]uint64
+	seen  uint64
 }
 
-// look returns what the shim has read, and what of files the program has in memory. Of a process that
-// is not there, or no more, it is what it was.
-func (w *flowWatch) look() (digested, copied uint64) {
-	if w.shim == 0 || w.program == 0 {
+// look returns what of files the program has in memory. Of a process that is not there, or no more, it is what it was.
+func (w *flowWatch) look() uint64 {
+	if w.program == 0 {
 		w.find()
 	}
 	if w.program != 0 {
@@ -80,18 +79,13 @@ func (w *flowWatch) look() (digested, copied uint64) {
 			if w.base == 0 {
 				w.base = now
 			}
-			w.seen[1] = max(w.seen[1], above(now, w.base)/w.times)
+			w.seen = max(w.seen, above(now, w.base)/w.times)
 		}
 	}
-	if w.shim != 0 {
-		if now, err := bytesRead(w.shim); err == nil {
-			w.seen[0] = max(w.seen[0], now)
-		}
-	}
-	return w.seen[0], w.seen[1]
+	return w.seen
 }
 
-// find finds the program by its arguments, and the shim above it.
+// find finds the program by its arguments.
 func (w *flowWatch) find() {
 	all, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -103,37 +97,11 @@ func (w *flowWatch) find() {
 			continue // it has ended
 		}
 		args := strings.Split(string(line), "\x00")
-		at := slices.Index(args, "--port")
-		if at < 0 || at+1 == len(args) || args[at+1] != w.port {
-			continue
-		}
-		w.program, _ = strconv.Atoi(filepath.Base(dir))
-		w.shim = shimAbove(w.program)
-		return
-	}
-}
-
-// shimAbove returns the process above others that is a shim; 0 if there is none.
-func shimAbove(pid int) int {
-	for pid > 1 {
-		name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		if err != nil {
-			return 0
-		}
-		if strings.HasPrefix(string(name), "containerd-shim") {
-			return pid
-		}
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			return 0
-		}
-		_, rest, _ := strings.Cut(string(status), "\nPPid:")
-		parent, _, _ := strings.Cut(rest, "\n")
-		if pid, err = strconv.Atoi(strings.TrimSpace(parent)); err != nil {
-			return 0
+		if at := slices.Index(args, "--port"); at >= 0 && at+1 < len(args) && args[at+1] == w.port {
+			w.program, _ = strconv.Atoi(filepath.Base(dir))
+			return
 		}
 	}
-	return 0
 }
 
 // fileMemory returns how much of files and of shared memory a process has in its memory, in bytes.
@@ -148,14 +116,4 @@ func fileMemory(pid int) (uint64, error) {
 	}
 	pages, err := strconv.ParseUint(fields[2], 10, 52)
 	return pages * uint64(os.Getpagesize()), err
-}
-
-// bytesRead returns how many bytes a process has read, by system calls.
-func bytesRead(pid int) (uint64, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/io", pid))
-	if err != nil {
-		return 0, err
-	}
-	line, _, _ := strings.Cut(string(data), "\n")
-	return strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(line, "rchar:")), 10, 64)
 }

@@ -22,8 +22,6 @@ type FlowPoint struct {
 	Seconds float64 `json:"seconds"`
 	// Sent is what the registry has sent of blobs.
 	Sent uint64 `json:"sentBytes"`
-	// Digested is what the shim has read of files: it reads GPU state to digest it.
-	Digested uint64 `json:"digestedBytes"`
 	// Copied is how much of files the program has in its memory, more than at first: the driver's
 	// thread reads GPU state there and copies it to the GPU.
 	Copied uint64 `json:"copiedBytes"`
@@ -36,7 +34,6 @@ var flows = []struct {
 	of     func(FlowPoint) uint64
 }{
 	{"sent by the registry", color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}, func(p FlowPoint) uint64 { return p.Sent }},
-	{"read by the shim, for the digests", color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}, func(p FlowPoint) uint64 { return p.Digested }},
 	{"read by the program, for the GPU", color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}, func(p FlowPoint) uint64 { return p.Copied }},
 }
 
