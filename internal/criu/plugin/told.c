@@ -32,8 +32,9 @@
 // fits there. CRIU 4.2 writes it as one would type or print it, and with a byte before it that a master in packet
 // mode (TIOCPKT) reads.
 //
-// A tracer may write into memory that is shared and not writable, if it has no other name than in memory: PHP's
-// compiled code is such, and where it lies lowest CRIU puts its own there for a moment. All who share it stand still.
+// A tracer may write into memory that is shared and not writable, if it is no file with a name: PHP's compiled code is
+// such, and where it lies lowest CRIU puts its own there for a moment. All who share it stand still, and of a file of
+// a tmpfs others may run the code, which the program may not even write to.
 //
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
@@ -487,6 +488,7 @@ static bool poke_shared(int pid, unsigned long at, const void *word)
 	char path[64], line[512], how[5] = "";
 	unsigned long from = 0, to = 0, offset = 0;
 	struct statfs in;
+	struct stat st;
 
 	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
 	FILE *maps = fopen(path, "re");
@@ -498,7 +500,7 @@ static bool poke_shared(int pid, unsigned long at, const void *word)
 		return false;
 	snprintf(path, sizeof(path), "/proc/%d/map_files/%lx-%lx", pid, from, to);
 	int fd = open(path, O_WRONLY | O_CLOEXEC);
-	bool written = fd >= 0 && !fstatfs(fd, &in) && in.f_type == TMPFS_MAGIC &&
+	bool written = fd >= 0 && !fstatfs(fd, &in) && in.f_type == TMPFS_MAGIC && !fstat(fd, &st) && !st.st_nlink &&
 		       pwrite(fd, &word, sizeof(word), (off_t)(at - from + offset)) == sizeof(word);
 	if (fd >= 0)
 		close(fd);
