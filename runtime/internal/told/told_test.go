@@ -81,8 +81,7 @@ func built(t *testing.T, source string) (library, program string) {
 	return library, program
 }
 
-// A tracer may write into shared code that only the program and its children have, and into no file that others may
-// run as well.
+// A tracer may write into shared memory that the program has without a name, and into none that others can have by one.
 func TestSharedCode(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("CRIU is told so on x86-64 alone")
@@ -100,7 +99,10 @@ func TestSharedCode(t *testing.T) {
 		preload string
 		args    []string
 		want    string
-	}{{"", nil, "refused 0\n"}, {library, nil, "written 1122\n"}, {library, []string{file.Name()}, "refused 0\n"}} {
+	}{
+		{"", nil, "refused 0\n"}, {library, nil, "written 1122\n"}, {library, []string{file.Name()}, "refused 0\n"},
+		{library, []string{file.Name(), "gone"}, "refused 0\n"}, {library, []string{"sysv"}, "refused 0\n"},
+	} {
 		cmd := exec.Command(pokes, test.args...)
 		cmd.Env = []string{"LD_PRELOAD=" + test.preload}
 		if got, err := cmd.CombinedOutput(); err != nil || string(got) != test.want {
