@@ -328,15 +328,37 @@ func ListDirs(dirs ...string) ([]File, error) {
 	return c.Files, nil
 }
 
+// maxFiles bounds the files of a checkpoint, which are listed before a signature is looked for. Each thread has one.
+const maxFiles = 1 << 18
+
+// readDir is os.ReadDir of a directory that has at most so many names.
+func readDir(dir string, most int) ([]fs.DirEntry, error) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	entries, err := d.ReadDir(most + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(entries) > most {
+		return nil, fmt.Errorf("%w: it has more than %d files", ErrDamaged, maxFiles)
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	return entries, nil
+}
+
 // list sorts in the files of directories. An earlier one hides a later one's file of that name.
 func list(dirs []string) (*Checkpoint, error) {
 	c := &Checkpoint{Dir: dirs[0], pieces: make(map[string]Location)}
-	seen := make(map[string]bool)
+	seen, left := make(map[string]bool), maxFiles
 	for i, dir := range dirs {
-		entries, err := os.ReadDir(dir)
+		entries, err := readDir(dir, left)
 		if err != nil {
 			return nil, fmt.Errorf("open checkpoint: %w", err)
 		}
+		left -= len(entries)
 		for _, e := range entries {
 			// Only areas are spread: the rest is in one directory, for CRIU.
 			if _, _, piece := ParsePieceFile(e.Name()); seen[e.Name()] || i > 0 && !piece && !IsAreaFile(e.Name()) {

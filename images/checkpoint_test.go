@@ -180,6 +180,32 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
+// Who looks for a signature among the files takes no memory for any number of them.
+func TestTooManyFiles(t *testing.T) {
+	dirs := make([]string, 2)
+	for i := range dirs {
+		dir, err := os.MkdirTemp("/dev/shm", "gpuckpt-test-") // where that takes a second
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		dirs[i] = dir
+		put(t, filepath.Join(dir, "0"), nil)
+	}
+	for i := range maxFiles - 2 {
+		if err := os.Link(filepath.Join(dirs[0], "0"), filepath.Join(dirs[0], fmt.Sprint("a", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if files, err := ListDirs(dirs...); err != nil || len(files) != maxFiles-1 { // the other directory's is hidden
+		t.Errorf("%d files, %v", len(files), err)
+	}
+	put(t, filepath.Join(dirs[1], "1"), nil)
+	if _, err := ListDirs(dirs...); !errors.Is(err, ErrDamaged) {
+		t.Errorf("one more: %v", err)
+	}
+}
+
 // A piece may be a blob of its own, which the image points to.
 func TestPointer(t *testing.T) {
 	const size = 2 << 20

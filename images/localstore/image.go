@@ -31,7 +31,6 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sync/semaphore"
-	"golang.org/x/sys/unix"
 
 	checkpoint "github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
@@ -302,8 +301,13 @@ func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount
 		return a.Applier.Apply(ctx, d, mounts, opts...)
 	}
 	var made ocispec.Descriptor
-	into := func(root string) (err error) {
-		made, err = a.unpackFiles(ctx, d, filepath.Join(root, checkpoint.ImageDir))
+	into := func(path string) error {
+		root, err := os.OpenRoot(path) // with a snapshotter that has no directory for each layer it has the layers below, with links
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		made, err = a.unpackFiles(ctx, d, root)
 		return err
 	}
 	if dir := upper(mounts); dir != "" {
@@ -328,9 +332,9 @@ func upper(mounts []mount.Mount) string {
 	return ""
 }
 
-// unpackFiles unpacks a layer of a checkpoint, files in one directory, into a directory that may be there.
-func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, dir string) (made ocispec.Descriptor, err error) {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+// unpackFiles unpacks a layer of a checkpoint, files in one directory, which may be there, into the image's root.
+func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, root *os.Root) (made ocispec.Descriptor, err error) {
+	if err := root.Mkdir(checkpoint.ImageDir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return made, err
 	}
 	blob, err := a.store.ReaderAt(ctx, d)
@@ -341,7 +345,7 @@ func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, dir stri
 	made.MediaType = ocispec.MediaTypeImageLayer
 	file := func(name string, size int64, write func(*os.File) error) error {
 		made.Size += size
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		f, err := root.OpenFile(filepath.Join(checkpoint.ImageDir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		if err == nil {
 			err = errors.Join(write(f), f.Close())
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -23,6 +24,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	checkpoint "github.com/gpuckpt/gpuckpt/images"
+	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/oci"
 )
 
 // one has one blob under all digests.
@@ -31,6 +34,16 @@ type one struct{ *bytes.Reader }
 func (o one) Close() error { return nil }
 
 func (o one) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) { return o, nil }
+
+func rootOf(t *testing.T, dir string) *os.Root {
+	t.Helper()
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { root.Close() })
+	return root
+}
 
 // What is unpacked is called by the digest that it has, and not by the one that it should have, unless its bytes have
 // been digested just now, on their way into the store.
@@ -50,12 +63,12 @@ func TestUnpackFilesDigest(t *testing.T) {
 	wrote := new(Store)
 	wrote.wrote.Store(d.Digest, true)
 	for by, want := range map[*Store]digest.Digest{nil: digest.FromBytes(layer.Bytes()), new(Store): digest.FromBytes(layer.Bytes()), wrote: d.Digest} {
-		dir := t.TempDir()
-		made, err := applier{store: one{bytes.NewReader(layer.Bytes())}, by: by}.unpackFiles(t.Context(), d, dir)
+		root := rootOf(t, t.TempDir())
+		made, err := applier{store: one{bytes.NewReader(layer.Bytes())}, by: by}.unpackFiles(t.Context(), d, root)
 		if err != nil || made.Digest != want {
 			t.Errorf("it is %s, %v; want %s", made.Digest, err, want)
 		}
-		if data, err := os.ReadFile(filepath.Join(dir, "pages-1.img")); err != nil || string(data) != "memory" {
+		if data, err := root.ReadFile(checkpoint.ImageDir + "/pages-1.img"); err != nil || string(data) != "memory" {
 			t.Errorf("the file has %q, %v", data, err)
 		}
 	}
@@ -70,9 +83,32 @@ func TestUnpackFilesTruncated(t *testing.T) {
 	}
 	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes()), Size: int64(layer.Len())}
 	dir := t.TempDir()
-	_, err := applier{store: one{bytes.NewReader(layer.Bytes())}}.unpackFiles(t.Context(), d, dir)
-	if left, lerr := os.ReadDir(dir); !errors.Is(err, checkpoint.ErrDamaged) || lerr != nil || len(left) > 0 {
+	_, err := applier{store: one{bytes.NewReader(layer.Bytes())}}.unpackFiles(t.Context(), d, rootOf(t, dir))
+	if left, lerr := os.ReadDir(filepath.Join(dir, checkpoint.ImageDir)); !errors.Is(err, checkpoint.ErrDamaged) || lerr != nil || len(left) > 0 {
 		t.Errorf("%v; %v, %v", err, left, lerr)
+	}
+}
+
+// Where a snapshotter shows the layers below as well, a link of theirs leads to no directory of this machine.
+func TestApplyFollowsNoLink(t *testing.T) {
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: checkpoint.ImageDir + "/job", Mode: 0o600}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	snapshot, hosts := t.TempDir(), t.TempDir()
+	if err := os.Symlink(hosts, filepath.Join(snapshot, checkpoint.ImageDir)); err != nil {
+		t.Fatal(err)
+	}
+	d := ocispec.Descriptor{
+		MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes()), Size: int64(layer.Len()), Annotations: map[string]string{annotations.Layer: oci.LayerCRIU},
+	}
+	_, err := applier{store: one{bytes.NewReader(layer.Bytes())}}.Apply(t.Context(), d, []mount.Mount{{Type: "bind", Source: snapshot, Options: []string{"rbind"}}})
+	if made, lerr := os.ReadDir(hosts); err == nil || lerr != nil || len(made) > 0 {
+		t.Errorf("it has made %v on the host: %v, %v", made, err, lerr)
 	}
 }
 

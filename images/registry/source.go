@@ -49,9 +49,14 @@ func Open(ctx context.Context, ref, step string, options Options) (_ *Source, er
 	err = s.attempts(ctx, nil, func() (err error) {
 		resolver := newResolver(ctx, o)
 		var name string
-		if name, s.Image, err = resolver.Resolve(ctx, ref); err == nil {
-			s.documents.fetcher, err = resolver.Fetcher(ctx, name)
+		if name, s.Image, err = resolver.Resolve(ctx, ref); err != nil {
+			return err
 		}
+		fetcher, err := resolver.Fetcher(ctx, name)
+		s.documents.fetcher = remotes.FetcherFunc(func(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser, error) {
+			d.URLs = nil // which a client of the library's own would ask first, wherever they lead
+			return fetcher.Fetch(ctx, d)
+		})
 		return err
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -83,6 +84,35 @@ func (m *moody) read(t *testing.T, o Options) ([]byte, error) {
 	}
 	defer r.Close()
 	return io.ReadAll(r)
+}
+
+// A manifest may say where else a blob is. Nobody is asked there: containerd's library does so past guarded.
+func TestNowhereElse(t *testing.T) {
+	var asked atomic.Int32
+	elsewhere := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer elsewhere.Close()
+	m := &moody{data: []byte("{}"), answer: func(_ int, rest int64) (int64, int) { return rest, 0 }}
+	web := httptest.NewServer(m)
+	defer web.Close()
+	s, err := Open(t.Context(), strings.TrimPrefix(web.URL, "http://")+"/job:1", "pull", Options{Credentials: func(string) (user, secret string, err error) { return "", "", nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(m.data), Size: int64(len(m.data)), URLs: []string{elsewhere.URL + "/blob"}}
+	r, err := s.Stream(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if data, err := io.ReadAll(r); err != nil || !bytes.Equal(data, m.data) {
+		t.Errorf("a stream: %q, %v", data, err)
+	}
+	if _, err := s.ReaderAt(t.Context(), d); err != nil {
+		t.Error(err)
+	}
+	if asked.Load() > 0 {
+		t.Errorf("%d requests elsewhere", asked.Load())
+	}
 }
 
 // A stream goes on behind the last byte that it has got, and gives up a registry that sends none.

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -46,6 +47,8 @@ func (p *Plan) Fill(start Start, inside map[int]int) (filled uint64, err error) 
 	return filled, nil
 }
 
+var errKilled = errors.New("it was killed before its program went on, possibly out of memory (see dmesg); try again")
+
 // chunkBytes is what is copied at once, in bytes: a processor's own cache has it.
 const chunkBytes = 1 << 20
 
@@ -75,6 +78,9 @@ func fill(pid int, from *images.Area, pieces []Piece, shared bool) (uint64, erro
 			return 0, fmt.Errorf("%w: %s is truncated", images.ErrDamaged, from.File)
 		}
 		if p.Start+p.Bytes < p.Start || !covers(spans, span{p.Start, p.Start + p.Bytes}) {
+			if status, err := proc.StatusOf(pid); proc.Ended(err) || err == nil && status.Ended() {
+				return 0, errKilled
+			}
 			return 0, fmt.Errorf("%w: from %#x, %d bytes are not memory that is filled", images.ErrDamaged, p.Start, p.Bytes)
 		}
 		total += p.Bytes

@@ -19,6 +19,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -172,6 +173,19 @@ func TestDumpWorkerKilled(t *testing.T) {
 				t.Errorf("the list is left: %v", err)
 			}
 		}
+	}
+}
+
+// Of a process that was killed meanwhile it is not said that the checkpoint is damaged.
+func TestFillKilled(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	if err := errors.Join(cmd.Start(), cmd.Process.Kill(), unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	_, err := fill(cmd.Process.Pid, &images.Area{File: "pages-1.img", Bytes: pageBytes}, []Piece{{1 << 30, pageBytes, 0}}, false)
+	if !errors.Is(err, errKilled) {
+		t.Error(err)
 	}
 }
 

@@ -34,6 +34,7 @@
 //
 // A tracer may write into memory that is shared and not writable, if it has no other name than in memory: PHP's
 // compiled code is such, and where it lies lowest CRIU puts its own there for a moment. All who share it stand still.
+// Of a tmpfs and of System V memory others may run the code, which the program may not even write to.
 //
 // The limits of another user's process, which the kernel does not tell a root without CAP_SYS_RESOURCE, are
 // those of the file limits of /proc/PID.
@@ -44,7 +45,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <linux/magic.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <linux/sock_diag.h>
@@ -64,7 +64,6 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/user.h>
-#include <sys/vfs.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -486,7 +485,7 @@ static bool poke_shared(int pid, unsigned long at, const void *word)
 {
 	char path[64], line[512], how[5] = "";
 	unsigned long from = 0, to = 0, offset = 0;
-	struct statfs in;
+	struct stat its, nameless;
 
 	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
 	FILE *maps = fopen(path, "re");
@@ -494,14 +493,14 @@ static bool poke_shared(int pid, unsigned long at, const void *word)
 		sscanf(line, "%lx-%lx %4s %lx", &from, &to, how, &offset);
 	if (maps)
 		fclose(maps);
-	if (at < from || at >= to || how[3] != 's')
+	if (at < from || at >= to || how[3] != 's' || strstr(line, " /SYSV"))
 		return false;
 	snprintf(path, sizeof(path), "/proc/%d/map_files/%lx-%lx", pid, from, to);
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
-	bool written = fd >= 0 && !fstatfs(fd, &in) && in.f_type == TMPFS_MAGIC &&
+	int fd = open(path, O_WRONLY | O_CLOEXEC), memory = memfd_create("gpuckpt", MFD_CLOEXEC);
+	bool written = !fstat(fd, &its) && !fstat(memory, &nameless) && its.st_dev == nameless.st_dev &&
 		       pwrite(fd, &word, sizeof(word), (off_t)(at - from + offset)) == sizeof(word);
-	if (fd >= 0)
-		close(fd);
+	close(fd);
+	close(memory);
 	return written;
 }
 

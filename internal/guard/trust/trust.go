@@ -11,6 +11,7 @@
 package trust
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,21 +51,21 @@ func NewSealer(read config.Source, dir string) (*Sealer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the key that signs this node's checkpoints: %w ([signing] key in %s; \"\" signs nothing): %w", err, config.Path, errdefs.ErrFailedPrecondition)
 	}
-	return &Sealer{signer, began}, ownDir(dir)
+	return &Sealer{signer, began}, own(dir, true)
 }
 
-// ownDir refuses a directory in which others can exchange files. In one with the sticky bit they
-// can add some: sign.Write refuses those.
-func ownDir(dir string) error {
-	st, err := os.Stat(dir)
+// own refuses what others can write to. In a directory with the sticky bit, if that will do, they can add files: sign.Write
+// refuses those.
+func own(path string, sticky bool) error {
+	st, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("look at the directory for the images: %w", err)
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && st.Mode()&os.ModeSticky == 0 {
-		return fmt.Errorf("others than root can write to %s, and what is there will be signed: choose a directory of root's own, mode 0755 or less, or sign nothing ([signing] key): %w", dir, errdefs.ErrFailedPrecondition)
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && (!sticky || st.Mode()&os.ModeSticky == 0) {
+		return fmt.Errorf("others than root can write to %s, and exchange what is signed: choose a directory of root's own, with files of root's, mode 0755 or less: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
@@ -136,9 +137,18 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 }
 
 // Admit refuses a checkpoint that the client names and that the node's policy does not let
-// in. For rest see Rest.
+// in. Its files are read again after they are compared: those that others can exchange are refused. For rest see Rest.
 func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) error {
-	return admit(ctx, read, false, []string{dir}, rest, func() ([]images.File, error) { return images.ListDirs(dir) })
+	return admit(ctx, read, false, []string{dir}, rest, func() ([]images.File, error) {
+		files, err := images.ListDirs(dir)
+		if err == nil {
+			err = own(dir, false)
+		}
+		for _, f := range files {
+			err = cmp.Or(err, own(f.Path, false))
+		}
+		return files, err
+	})
 }
 
 // admit compares the files, which list returns, if the policy wants it or if some are in pieces. The blob of a piece may be

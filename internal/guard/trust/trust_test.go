@@ -371,6 +371,33 @@ func TestUnusableKeys(t *testing.T) {
 	}
 }
 
+// A checkpoint whose files others could exchange once they are compared is not restored.
+func TestFilesOfOthers(t *testing.T) {
+	n := node(t)
+	dir := dump(t, n)
+	file := filepath.Join(dir, "inventory.img")
+	for _, c := range []struct {
+		path string
+		mode os.FileMode
+		uid  int
+		own  bool
+	}{{dir, 0o755, 0, true}, {dir, 0o777 | os.ModeSticky, 0, false}, {dir, 0o700, 1000, false}, {file, 0o644, 0, true}, {file, 0o666, 0, false}, {file, 0o400, 1000, false}} {
+		if err := errors.Join(os.Chmod(c.path, c.mode), os.Chown(c.path, c.uid, 0)); err != nil {
+			t.Fatal(err)
+		}
+		if err := Admit(t.Context(), source(n), dir, nil); (err == nil) != c.own || err != nil && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%+v: %v", c, err)
+		}
+		if err := errors.Join(os.Chmod(c.path, 0o700), os.Chown(c.path, 0, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.Restore.Policy = config.Always // which asks for no signature
+	if err := errors.Join(os.Chmod(dir, 0o777), Admit(t.Context(), source(n), dir, nil)); err != nil {
+		t.Error(err)
+	}
+}
+
 // Nothing is signed in a directory where others could put files.
 func TestDirectoryOfOthers(t *testing.T) {
 	n := node(t)

@@ -122,9 +122,15 @@ func WithoutCheckpoint(mounts []*types.Mount) []*types.Mount {
 	return []*types.Mount{m}
 }
 
-// onlyCheckpoint reports whether a layer has a checkpoint's directory and nothing else.
+// onlyCheckpoint reports whether a layer has a checkpoint's directory and nothing else. It reads two names of any number,
+// of any container's image.
 func onlyCheckpoint(dir string) bool {
-	entries, err := os.ReadDir(dir)
+	d, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer d.Close()
+	entries, err := d.ReadDir(2)
 	return err == nil && len(entries) == 1 && entries[0].Name() == images.ImageDir && entries[0].IsDir()
 }
 

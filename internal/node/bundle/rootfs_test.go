@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -93,6 +94,19 @@ func TestRootfsOf(t *testing.T) {
 		if !reflect.DeepEqual(got.roots, c.want) || len(c.mounts) > 0 && c.want == nil && len(got.mounts) != len(c.mounts) {
 			t.Errorf("%s: got %+v", name, got)
 		}
+	}
+}
+
+// Of the names of a layer, which may be any number, two are read.
+func TestLayerOfManyNames(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 2000 {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testing.AllocsPerRun(1, func() { onlyCheckpoint(dir) }); n > 100 {
+		t.Errorf("%v allocations", n)
 	}
 }
 

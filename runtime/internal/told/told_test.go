@@ -4,10 +4,12 @@
 package told
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,23 +61,60 @@ func TestOutside(t *testing.T) {
 	}
 }
 
-// A program that the library is loaded into learns the limits of another user's process, which the kernel
-// tells with CAP_SYS_RESOURCE alone. It still sets none.
-func TestLimits(t *testing.T) {
+// built builds the library, and a program.
+func built(t *testing.T, source string) (library, program string) {
+	t.Helper()
 	sources, err := filepath.Glob("../../../internal/criu/plugin/*.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	library, asks := filepath.Join(dir, "library.so"), filepath.Join(dir, "asks")
+	library, program = filepath.Join(dir, "library.so"), filepath.Join(dir, "program")
 	for _, args := range [][]string{
 		append([]string{"-fPIC", "-shared", "-fvisibility=hidden", "-o", library}, sources...),
-		{"-o", asks, "testdata/limits.c"},
+		{"-o", program, source},
 	} {
 		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
 			t.Fatalf("gcc: %v\n%s", err, out)
 		}
 	}
+	return library, program
+}
+
+// A tracer may write into shared memory that the program has without a name, and into none that others can have by one.
+func TestSharedCode(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		t.Skip("CRIU is told so on x86-64 alone")
+	}
+	library, pokes := built(t, "testdata/poke.c")
+	file, err := os.CreateTemp("/dev/shm", "gpuckpt-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(file.Name())
+	if err := errors.Join(file.Truncate(4096), file.Chmod(0o444), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		preload string
+		args    []string
+		want    string
+	}{
+		{"", nil, "refused 0\n"}, {library, nil, "written 1122\n"}, {library, []string{file.Name()}, "refused 0\n"},
+		{library, []string{file.Name(), "gone"}, "refused 0\n"}, {library, []string{"sysv"}, "refused 0\n"},
+	} {
+		cmd := exec.Command(pokes, test.args...)
+		cmd.Env = []string{"LD_PRELOAD=" + test.preload}
+		if got, err := cmd.CombinedOutput(); err != nil || string(got) != test.want {
+			t.Errorf("%q: %v, %q, want %q", test, err, got, test.want)
+		}
+	}
+}
+
+// A program that the library is loaded into learns the limits of another user's process, which the kernel
+// tells with CAP_SYS_RESOURCE alone. It still sets none.
+func TestLimits(t *testing.T) {
+	library, asks := built(t, "testdata/limits.c")
 	sleeps := exec.Command("setpriv", "--reuid", "65534", "--clear-groups", "sh", "-c", "ulimit -f 77; ulimit -Sn 50; ulimit -Hn 60; echo; exec sleep 60")
 	out, err := sleeps.StdoutPipe()
 	if err == nil {
