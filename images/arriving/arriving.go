@@ -319,7 +319,8 @@ func withLowPriority() {
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, lowPriority) // of this thread; see setpriority(2)
 }
 
-// lowPriority is a nice(2) value: beside others of its cgroup such a thread gets a tenth of a processor.
+// lowPriority is a nice(2) value: beside others of its cgroup, and of its session (sched_autogroup_enabled), such a thread
+// gets a tenth of a processor.
 const lowPriority = 10
 
 // commit makes all blobs that come containerd's: also after an error, since the next pull need not fetch them.
