@@ -23,15 +23,15 @@ func Page(results map[string]beside.Result, from string) string {
 and runs each in a container with a network of its own. runc's shim gets the options that the suite
 gives CRIU, gpuckpt's shim none. "In place" is a checkpoint into a directory that ends
 the container, and a restore in the same container. "Image" is a checkpoint image by ctr, and a
-restore as a new container. A test passes if its program says so after the restore. Some compare the
-device number of the root file system, which is any free one after a restore in place (%[2]s): with
-both shims they are run until it is the old one.
+restore as a new container. A test passes if its program says so after the restore.
+%[2]s compare the device number of the root file system. A restore in
+place mounts it anew, and with both shims they run until it is the old one.
 
 A test that passes with runc's shim passes here, or is an [exception](#exceptions), or
 `+"`make test-zdtm`"+` fails. `+"`make test`"+` runs a sample. The results are in
 [%[1]s](../results/README.md#%[1]s).
 
-`, from, strings.Join(strings.Fields(numbered), ", "))
+`, from, strings.Join(strings.Fields(numbered), " and "))
 	outcomes := func(test, way string) (runc, ours *beside.Outcome) {
 		return results[test].Runc[way], results[test].Ours[way]
 	}
