@@ -54,9 +54,9 @@ func Listeners(namespace string, family byte, do func(inode, waiting uint32, key
 // FreePorts ends the TCP connections at some local ports of a network namespace (see Addresses) that no
 // program has any more. The kernel keeps them for a minute, and a port with them, which a socket
 // without SO_REUSEADDR cannot be bound to meanwhile. So it ends their other ends, if they were here: they would
-// answer what is restored as if it had ended. It waits for those between two programs here that still end: where the
-// kernel ends them, older ones keep them for ever. One whose other end is still open may stay, and on an error others
-// too.
+// answer what is restored as if it had ended. Those between two programs here that still end it waits for: a kernel
+// before 6.11 that is to end them may keep them for ever (tcp_abort). One whose other end is still open may stay, and
+// on an error others too.
 func FreePorts(namespace string, ports map[uint16]bool) error {
 	return askSockets(namespace, func(s Netlink) error {
 		until := time.Now().Add(lostFIN)

@@ -35,7 +35,9 @@ func TestFreePorts(t *testing.T) {
 			if err := near.(*net.TCPConn).CloseWrite(); err != nil { // FIN_WAIT2, and a program has it
 				t.Fatal(err)
 			}
-			gone, err := net.Dial("tcp", living.Addr().String())
+			// At a port that no other connection has: the kernel gives one port to several destinations.
+			own := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+			gone, err := own.DialContext(t.Context(), "tcp", living.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
