@@ -24,12 +24,14 @@ and runs each in a container with a network of its own. runc's shim gets the opt
 gives CRIU, gpuckpt's shim none. "In place" is a checkpoint into a directory that ends
 the container, and a restore in the same container. "Image" is a checkpoint image by ctr, and a
 restore as a new container. A test passes if its program says so after the restore.
+%[2]s compare the device number of the root file system. A restore in
+place mounts it anew, and with both shims they run until it is the old one.
 
 A test that passes with runc's shim passes here, or is an [exception](#exceptions), or
 `+"`make test-zdtm`"+` fails. `+"`make test`"+` runs a sample. The results are in
 [%[1]s](../results/README.md#%[1]s).
 
-`, from)
+`, from, strings.Join(strings.Fields(numbered), " and "))
 	outcomes := func(test, way string) (runc, ours *beside.Outcome) {
 		return results[test].Runc[way], results[test].Ours[way]
 	}

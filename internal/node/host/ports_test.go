@@ -35,7 +35,9 @@ func TestFreePorts(t *testing.T) {
 			if err := near.(*net.TCPConn).CloseWrite(); err != nil { // FIN_WAIT2, and a program has it
 				t.Fatal(err)
 			}
-			gone, err := net.Dial("tcp", living.Addr().String())
+			// At a port that no other connection has: the kernel gives one port to several destinations.
+			own := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+			gone, err := own.DialContext(t.Context(), "tcp", living.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,6 +81,48 @@ func TestFreePorts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A connection within the host of which the kernel has lost the FIN is waited for: it is sent again.
+func TestFreePortsLostFIN(t *testing.T) {
+	listener, err := bound(netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port))
+	client, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Connect(client, name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(client)
+	accepted, _, err := unix.Accept(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothing := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}
+	if err := unix.SetsockoptSockFprog(client, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing[0]}); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(accepted) // its FIN is lost
+	unix.Close(listener)
+	if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := FreePorts("", map[uint16]bool{at.Port(): true}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := bound(at)
+	if err != nil {
+		t.Errorf("the port is not free: %v", err)
+	}
+	unix.Close(s)
 }
 
 // closedAt returns the address of a listener that is gone, with a connection in TIME_WAIT.
