@@ -310,6 +310,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		output = cio.TerminalLogURI(&url.URL{Opaque: file})
 	}
 	if o.runtime == runtimeName {
+		o.heard.close() // of an earlier attempt
 		o.heard = hear(ctx, c, "/gpuckpt/restored")
 	}
 	task, err := container.NewTask(ctx, output, func(_ context.Context, _ *client.Client, info *client.TaskInfo) error {

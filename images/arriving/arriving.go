@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -70,6 +71,7 @@ type Image struct {
 
 	come    chan *blob     // of which all bytes are there
 	commits errgroup.Group // makes them containerd's
+	wrong   atomic.Pointer[error]
 }
 
 // Begin begins to fetch an image. It returns when all layers are unpacked for the snapshotter. ctx carries containerd's
@@ -323,10 +325,14 @@ func withLowPriority() {
 // gets a tenth of a processor.
 const lowPriority = 10
 
-// commit makes all blobs that come containerd's: also after an error, since the next pull need not fetch them.
+// commit makes all blobs that come containerd's: also after an error, since the next pull need not fetch them. The shim is
+// told of the first, or it would wait for all others.
 func (i *Image) commit() (err error) {
 	for b := range i.come {
-		err = errors.Join(err, b.commit())
+		if cerr := b.commit(); cerr != nil {
+			i.feed.Fail(cerr)
+			err = errors.Join(err, cerr)
+		}
 	}
 	return err
 }
@@ -401,8 +407,8 @@ func (i *Image) finish() error {
 // Wrong returns, after Close, a registry.ErrWrongBytes if a blob had other bytes than those of its digest: a restore that
 // read it has failed.
 func (i *Image) Wrong() error {
-	if err := i.commits.Wait(); errors.Is(err, registry.ErrWrongBytes) {
-		return err
+	if wrong := i.wrong.Load(); wrong != nil {
+		return *wrong
 	}
 	return nil
 }
@@ -435,7 +441,7 @@ type blob struct {
 
 // place puts the blob into the image's directory, and reports whether containerd has it.
 func (b *blob) place() (here bool, err error) {
-	if err = b.i.store.Link(b.i.ctx, b.desc.Digest, b.i.dir); err == nil || !errdefs.IsNotFound(err) && !errors.Is(err, os.ErrNotExist) {
+	if err = b.i.store.Link(b.i.ctx, b.desc, b.i.dir); err == nil || !errdefs.IsNotFound(err) && !errors.Is(err, os.ErrNotExist) {
 		return err == nil, err
 	}
 	b.w, err = b.i.store.Early(context.WithoutCancel(b.i.ctx), b.desc, b.i.dir) // what has come is kept
@@ -458,7 +464,8 @@ func (b *blob) commit() error {
 	case errdefs.IsAlreadyExists(err):
 		return nil
 	case errdefs.IsFailedPrecondition(err):
-		return fmt.Errorf("fetch %s: %w: %w", b.desc.Digest, registry.ErrWrongBytes, err)
+		err = fmt.Errorf("fetch %s: %w: %w", b.desc.Digest, registry.ErrWrongBytes, err)
+		b.i.wrong.CompareAndSwap(nil, &err)
 	}
 	return err
 }

@@ -303,6 +303,9 @@ func (s *Source) listen(in *json.Decoder) {
 		case n.Failed != "":
 			err = errors.New(n.Failed)
 			s.err = err
+		case n.Have == "":
+			err = errors.New("the program that fetches the checkpoint is of another version of gpuckpt than the shim: install both of one")
+			s.err = err
 		default:
 			s.have[n.Have] = n.Bytes
 		}

@@ -257,6 +257,7 @@ func TestToldBeforeItServes(t *testing.T) {
 func FuzzSource(f *testing.F) {
 	f.Add([]byte(`{"blobs":"/a"}{"have":"a","bytes":5}{"failed":"why"}`))
 	f.Add([]byte(`{"blobs":null}{"have":"b","bytes":1}`))
+	f.Add([]byte(`{"blobs":"/a"}{"arrived":"a"}`)) // of an early version
 	f.Add([]byte(`{"blobs":{}}`))
 	f.Add([]byte(`{"blobs":"/a"}{"have":"a","bytes":9}{"have":"a","bytes":3}{"have":"a","bytes":-1}`))
 	f.Fuzz(func(t *testing.T, sent []byte) {

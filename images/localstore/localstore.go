@@ -5,8 +5,8 @@
 // unpacks them, and reads and writes large blobs of its content store past its socket, which carries
 // little more than 1 GB/s per connection.
 //
-// A blob is written to a file without a name on the store's file system, hashed on the way, and
-// linked to the place of its digest. containerd is then asked to write a blob of that digest: with
+// A blob is written to a file without a name on the store's file system, hashed on the way or, if
+// others read it meanwhile, when it is complete, and linked to the place of its digest. containerd is then asked to write a blob of that digest: with
 // the sharing policy "shared" it finds the bytes and enters them for the namespace, with the lease
 // of the request, as if another namespace had pulled them.
 //
@@ -138,13 +138,17 @@ func (s *Store) Early(ctx context.Context, d ocispec.Descriptor, dir string) (co
 	}, nil
 }
 
-// Link links a blob into a directory on the store's file system, as d.Encoded. The error is errdefs.ErrNotFound if
+// Link links a blob into a directory on the store's file system, as d.Digest.Encoded. The error is errdefs.ErrNotFound if
 // containerd does not have it for the namespace.
-func (s *Store) Link(ctx context.Context, d digest.Digest, dir string) error {
-	if _, err := s.Info(ctx, d); err != nil {
+func (s *Store) Link(ctx context.Context, d ocispec.Descriptor, dir string) error {
+	info, err := s.Info(ctx, d.Digest)
+	if err != nil {
 		return err
 	}
-	return os.Link(filepath.Join(s.blobs, d.Encoded()), filepath.Join(dir, d.Encoded()))
+	if info.Size != d.Size {
+		return fmt.Errorf("blob %s has %d bytes, not %d: %w", d.Digest, info.Size, d.Size, errdefs.ErrFailedPrecondition)
+	}
+	return os.Link(filepath.Join(s.blobs, d.Digest.Encoded()), filepath.Join(dir, d.Digest.Encoded()))
 }
 
 // Beside makes a directory on the store's file system, and returns its path: nobody but root can enter it.
@@ -175,17 +179,12 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Digest is that of what was written so far; "" where that cannot be read.
+// Digest is that of what was written so far; "" for a blob of Early.
 func (w *writer) Digest() digest.Digest {
-	d, _ := w.digest()
-	return d
-}
-
-func (w *writer) digest() (digest.Digest, error) {
-	if w.digester != nil {
-		return w.digester.Digest(), nil
+	if w.digester == nil {
+		return ""
 	}
-	return digest.FromReader(io.NewSectionReader(w.file, 0, w.size))
+	return w.digester.Digest()
 }
 
 // Status returns how far the blob is.
@@ -222,17 +221,20 @@ func (w *writer) Close() error {
 // collector removes what may be there. ErrAlreadyExists says that the namespace has the blob.
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, opts ...content.Opt) error {
 	defer w.Close()
-	d, err := w.digest()
-	if err != nil {
-		return err
-	}
 	if size > 0 && size != w.size {
 		return fmt.Errorf("unexpected commit size %d, expected %d: %w", w.size, size, errdefs.ErrFailedPrecondition)
+	}
+	d := w.Digest()
+	if d == "" {
+		var err error
+		if d, err = digest.FromReader(io.NewSectionReader(w.file, 0, w.size)); err != nil {
+			return fmt.Errorf("read the blob %s again: %w", expected, err)
+		}
 	}
 	if expected != "" && expected != d {
 		return fmt.Errorf("unexpected commit digest %s, expected %s: %w", d, expected, errdefs.ErrFailedPrecondition)
 	}
-	err = w.place(d)
+	err := w.place(d)
 	if errors.Is(err, os.ErrClosed) {
 		err = fmt.Errorf("%w: %w", errdefs.ErrFailedPrecondition, err)
 	}

@@ -52,8 +52,8 @@ const (
 	DefaultAttempts = 5
 )
 
-// DefaultParallel returns the number of processors, at least 4 and at most 16. Each blob is
-// digested by one processor, with SHA-256, while it moves.
+// DefaultParallel returns the number of processors, at least 4 and at most 16. Most digest each blob
+// by one processor, with SHA-256, while it moves.
 func DefaultParallel() int { return min(max(4, runtime.NumCPU()), 16) }
 
 // Result is what a transfer did.

@@ -104,7 +104,7 @@ func (s *Source) write(ctx context.Context, w content.Writer, d ocispec.Descript
 	})
 }
 
-// Copy fetches a blob, and compares it with nothing. No byte is written twice. told is called with how many are there,
+// Copy fetches the bytes of a blob, no more than it has, and compares them with nothing. No byte is written twice. told is called with how many are there,
 // every few MiB. The error names the blob.
 func (s *Source) Copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
 	if err := s.copy(ctx, w, d, told); err != nil {
@@ -121,7 +121,7 @@ func (s *Source) copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, to
 	defer data.Close()
 	buf := make([]byte, 1<<20)
 	for at := int64(0); at < d.Size; {
-		n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, partBytes)}, buf)
+		n, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(data, min(partBytes, d.Size-at))}, buf)
 		if err != nil {
 			return err
 		}

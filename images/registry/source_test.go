@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -219,5 +220,20 @@ func TestNoDigest(t *testing.T) {
 		if _, err := (documents{anything("{}")}).ReaderAt(t.Context(), ocispec.Descriptor{Digest: d, Size: -1}); err == nil {
 			t.Errorf("%q was read", d)
 		}
+	}
+}
+
+// Of what a registry sends too much of nothing is written.
+func TestCopyNoMore(t *testing.T) {
+	const size = 5 << 20
+	s := newSource("x/y:1", "pull", Options{}.defaults())
+	s.documents.fetcher = remotes.FetcherFunc(func(context.Context, ocispec.Descriptor) (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(make([]byte, 20<<20))), nil
+	})
+	var to bytes.Buffer
+	told := uint64(0)
+	err := s.Copy(t.Context(), &to, ocispec.Descriptor{Digest: digest.FromString("a"), Size: size}, func(n uint64) { told = n })
+	if err != nil || to.Len() != size || told != size {
+		t.Errorf("%d bytes are written of %d, and %d told: %v", to.Len(), size, told, err)
 	}
 }

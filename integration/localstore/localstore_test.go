@@ -335,7 +335,7 @@ func TestEarly(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen(data)
-	if err := s.Link(ctx, desc.Digest, t.TempDir()); !errdefs.IsNotFound(err) {
+	if err := s.Link(ctx, desc, t.TempDir()); !errdefs.IsNotFound(err) {
 		t.Errorf("it is containerd's already: %v", err)
 	}
 	if err := w.Commit(ctx, desc.Size, desc.Digest, root); err != nil {
@@ -351,13 +351,18 @@ func TestEarly(t *testing.T) {
 		t.Errorf("there are two copies: %v", err)
 	}
 	if dir, err = s.Beside("arriving", "another"); err == nil {
-		err = s.Link(ctx, desc.Digest, dir)
+		err = s.Link(ctx, desc, dir)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	if linked, err := os.Stat(filepath.Join(dir, desc.Digest.Encoded())); err != nil || !os.SameFile(ours, linked) {
 		t.Errorf("the link: %v", err)
+	}
+	long := desc
+	long.Size++
+	if err := s.Link(ctx, long, t.TempDir()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a link to a blob of another size: %v", err)
 	}
 	other := describe([]byte("GPU state of another"))
 	if w, err = s.Early(ctx, other, dir); err != nil {

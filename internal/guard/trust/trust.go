@@ -132,6 +132,10 @@ func OpenImage(ctx context.Context, read config.Source, blobs string, dirs, root
 	}
 	if source != nil {
 		source.Set(found)
+		if found.Metadata != nil && !found.Metadata.ProvesGPUState() { // nor does SHA-256, before it is read
+			err = fmt.Errorf("%s is still arriving, and %w: pull it before it is restored: %w", dirs[0], errOldDigests, errdefs.ErrFailedPrecondition)
+			return nil, nil, "", err
+		}
 	}
 	return found, source, "", nil
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/feed"
 	"github.com/gpuckpt/gpuckpt/images/sign"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
@@ -347,6 +348,46 @@ func TestOldDigests(t *testing.T) {
 	}
 	if err := Admit(t.Context(), source(n), dir, nil); !errors.Is(err, errOldDigests) || !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Nor do they while the image arrives, by any policy: nothing else has compared the bytes by then.
+func TestOldDigestsArrive(t *testing.T) {
+	n := node(t)
+	n.Restore.Policy = config.Always
+	old := "../../../images/testdata/schema-1"
+	var dirs, roots []string
+	for range 2 {
+		root := filepath.Join(t.TempDir(), "fs")
+		roots, dirs = append(roots, root), append(dirs, filepath.Join(root, images.ImageDir))
+		if err := os.MkdirAll(dirs[len(dirs)-1], 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"gpuckpt.json", "inventory.img"} {
+		data, err := os.ReadFile(filepath.Join(old, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dirs[0], name), string(data))
+	}
+	state, err := os.ReadFile(filepath.Join(old, "gpu-1-0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	blobs, d := t.TempDir(), digest.FromBytes(state)
+	write(t, filepath.Join(blobs, d.Encoded()), string(state))
+	write(t, filepath.Join(dirs[1], images.PieceFile("gpu-1-0", 0)), images.Pointer{Digest: d, Bytes: uint64(len(state))}.String())
+	f := feed.New()
+	if err := f.Serve(filepath.Dir(roots[0]), blobs); err != nil {
+		t.Fatal(err)
+	}
+	_, _, _, err = OpenImage(t.Context(), source(n), t.TempDir(), dirs, roots, new(Rest))
+	if !errors.Is(err, errOldDigests) || !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("got %v", err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

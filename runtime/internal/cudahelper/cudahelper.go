@@ -119,7 +119,7 @@ func (k *Helpers) end() {
 
 // Start starts a helper that is not kept.
 func (k *Helpers) Start(ctx context.Context, opts cuda.Options) (*cuda.Helper, error) {
-	opts, err := k.place(opts)
+	opts, err := place(k.Node, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -128,9 +128,9 @@ func (k *Helpers) Start(ctx context.Context, opts cuda.Options) (*cuda.Helper, e
 }
 
 // place adds where the helper and the driver are.
-func (k *Helpers) place(opts cuda.Options) (cuda.Options, error) {
-	place, err := driverroot.Find(k.Node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), k.Node.CDISpecDirs)
-	opts.LibraryDir, opts.StallTimeout = place.Dir, time.Duration(k.Node.StallTimeout)
+func place(node config.Node, opts cuda.Options) (cuda.Options, error) {
+	place, err := driverroot.Find(node.DriverRoot, os.Getenv("LD_LIBRARY_PATH"), node.CDISpecDirs)
+	opts.LibraryDir, opts.StallTimeout = place.Dir, time.Duration(node.StallTimeout)
 	return opts, err
 }
 

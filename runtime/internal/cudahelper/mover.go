@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/cuda"
+	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/worker"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/charged"
@@ -24,19 +25,25 @@ import (
 // threads, 8 MiB each, and what CUDA has.
 const moverMemory = 512 << 20
 
-// Mover starts a mover for GPUs, by their UUIDs, and waits until it is ready to copy memory of the first with all
-// processors: see cuda.Mover.Ready. The pages of files that it makes are charged as GPU state is. It is an error if the
-// cgroup has no room for the mover beside GPU state of so many bytes.
-func (k *Helpers) Mover(ctx context.Context, gpus []string, state uint64) (*cuda.Mover, error) {
+// Mover returns what starts a mover for GPUs, by their UUIDs, and waits until it is ready to copy memory of the first with
+// all processors: see cuda.Mover.Ready. It may run beside all else, and goes by the node's settings of now. The pages of
+// files that the mover makes are charged as GPU state is. It is an error if the cgroup has no room for the mover beside GPU
+// state of so many bytes.
+func (k *Helpers) Mover(gpus []string, state uint64) func(context.Context) (*cuda.Mover, error) {
+	node, run := k.Node, k.Run
+	return func(ctx context.Context) (*cuda.Mover, error) { return startMover(ctx, node, run, gpus, state) }
+}
+
+func startMover(ctx context.Context, node config.Node, run Run, gpus []string, state uint64) (*cuda.Mover, error) {
 	cgroup := ""
-	if k.Node.Staging.Cgroup != "" {
-		cgroup = "/" + k.Node.Staging.Cgroup
+	if node.Staging.Cgroup != "" {
+		cgroup = "/" + node.Staging.Cgroup
 	}
 	if room := host.Headroom(cgroup); room < state+moverMemory {
 		return nil, fmt.Errorf("a mover needs %d bytes beside %d of GPU state, and the cgroup of [staging] has room for %d: %w", uint64(moverMemory), state, room, unix.ENOMEM)
 	}
-	m, err := charged.Start(ctx, k.Run, k.Node.Staging, func(run worker.Run, cgroup *os.File) (*cuda.Mover, error) {
-		opts, err := k.place(cuda.Options{Visible: gpus})
+	m, err := charged.Start(ctx, run, node.Staging, func(run worker.Run, cgroup *os.File) (*cuda.Mover, error) {
+		opts, err := place(node, cuda.Options{Visible: gpus})
 		if err != nil {
 			return nil, err
 		}

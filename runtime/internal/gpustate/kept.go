@@ -190,8 +190,9 @@ func (k *keeping) begin(ctx context.Context, helper *cuda.Helper, dir string) *i
 	}
 	use := job.Use.byGPU
 	used := slices.DeleteFunc(gpulist.UUIDs(job.GPUs), func(uuid string) bool { return use != nil && use[uuid] == 0 })
+	start := job.Helpers.Mover(used, job.Use.total())
 	k.mover = mover.Start(ctx, func(ctx context.Context) (*cuda.Mover, error) {
-		m, err := job.Helpers.Mover(ctx, used, job.Use.total())
+		m, err := start(ctx)
 		k.calm = err == nil && job.Next == Resumes && cudahelper.RoomTwice(ctx, helper, use)
 		return m, err
 	})

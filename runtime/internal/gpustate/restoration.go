@@ -256,14 +256,14 @@ func (r *Restoration) Restore(ctx context.Context) (bytes uint64, err error) {
 	settle := whileLocked(ctx, callers(r.driven()), func(pid, tid int) error { return breatheAtGate(r.gate, pid, tid, free) })
 	defer settle()
 	err = r.onto(ctx, helper)
+	if err == nil && r.done != nil {
+		r.done(ctx)
+	}
 	if cerr := r.check.Wait(); cerr != nil {
 		return 0, cerr // it explains whatever the driver may have to say
 	}
 	if err != nil {
 		return 0, err
-	}
-	if r.done != nil {
-		r.done(ctx)
 	}
 	if err := s.procs.Unlock(ctx, helper); err != nil {
 		return 0, err

@@ -33,8 +33,8 @@ import (
 const (
 	// piece is what a process takes back at a time: the GPU has so much of its memory twice.
 	piece = 512 << 20
-	// pieces are made by one request, which carries 253 files at most: those of an image have 64 MiB each.
-	pieces = 8
+	// pieces are made by one request, which carries 253 files at most: those of an image have 64 MiB each, or 16 between zeros.
+	pieces = 4
 	// spare is what a GPU must have free beside the memory of all processes, when the mover has its context (some 550 MB):
 	// a piece, and what the driver takes for a moment.
 	spare = 3 << 29
@@ -118,7 +118,7 @@ func WarmUp(ctx context.Context, all *cudahelper.Helpers, gpu string, areas []im
 	if bytes, _ := bytesOf(areas); bytes < least {
 		return nil
 	}
-	start := func(ctx context.Context) (*cuda.Mover, error) { return all.Mover(ctx, []string{gpu}, 0) }
+	start := all.Mover([]string{gpu}, 0)
 	f := &Fill{start: start, gpu: gpu, warm: Start(ctx, start)}
 	time.AfterFunc(patience, f.warm.Close)
 	return f
@@ -150,6 +150,16 @@ func (f *Fill) Begin(ctx context.Context, helper *cuda.Helper, areas []images.Ar
 }
 
 func (f *Fill) fill(ctx context.Context, helper *cuda.Helper, areas []images.Area, need uint64, threads int) error {
+	for _, a := range areas { // a context on the GPU takes memory of it, for as long as the rest takes to come
+		if !a.Interposer {
+			continue
+		}
+		first := a.Part(0, min(piece, a.Bytes))
+		if err := first.Await(ctx); err != nil {
+			return err
+		}
+		break
+	}
 	mover, err := f.warm.Take(ctx)
 	if errors.Is(err, errTaken) {
 		mover, err = f.start(ctx)

@@ -71,7 +71,7 @@ func TestSpans(t *testing.T) {
 
 // A request's files fit in a message, also where the area does not begin with one of an image's.
 func TestFilesOfARequest(t *testing.T) {
-	const blob = 64 << 20 // see images/oci.minLayerBytes
+	const blob = 16 << 20 // between zeros, see images/oci
 	if files := pieces*piece/blob + 1; files > worker.MaxFiles {
 		t.Errorf("a request has up to %d files", files)
 	}
