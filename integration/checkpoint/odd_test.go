@@ -18,8 +18,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/criu/different"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // odd runs a container with a rare state (gpuwork odd), which has its files at a path.
@@ -275,6 +278,39 @@ func TestBroughtBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A program of a pod pings without CAP_NET_RAW where the network allows it, as CRI's networks do.
+func TestPing(t *testing.T) {
+	results.Add(t)
+	network := filepath.Join(t.TempDir(), "network")
+	if err := harness.NewNetwork(network); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Unmount(network, unix.MNT_DETACH) //nolint:errcheck // a test
+	same := func(k *harness.Container) {
+		t.Helper()
+		var got string
+		err := host.InNetwork(network, func() (err error) {
+			got, err = k.Ask(t.Context(), "same?")
+			return err
+		})
+		if err != nil || got != "same" {
+			t.Fatalf("%q, %v\n%s", got, err, k.Logs())
+		}
+	}
+	err := host.InNetwork(network, func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0o644)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := odd(t, harness.RunSpec{OwnNetwork: true, CtrFlags: []string{"--with-ns", "network:" + network, "--cap-drop", "CAP_NET_RAW"}}, "ping", "")
+	same(k)
+	ref := takeCheckpoint(t, shared, k, "1")
+	same(k)
+	k.MustRemove(t)
+	same(restore(t, shared, k.ID, ref, k.Port))
 }
 
 // endedByPause is what failing-waits says if the client's pause alone has ended calls: runc freezes a cgroup of version

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <linux/keyctl.h>
@@ -788,6 +789,19 @@ static const char *raw_sockets_same(void)
 		if (got.icmp.type == ICMP_ECHOREPLY && got.icmp.un.echo.sequence == htons(sequence))
 			return "same";
 	return "no answer";
+}
+
+// A socket of ping, as who has no CAP_NET_RAW makes it.
+static void ping(void) { a = (int)must(socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP)); }
+
+static const char *ping_same(void)
+{
+	struct sockaddr_in to = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {0}};
+	struct icmphdr request = {.type = ICMP_ECHO}, got;
+	struct pollfd comes = {a, POLLIN, 0};
+
+	must(sendto(a, &request, sizeof request, 0, (void *)&to, sizeof to));
+	return poll(&comes, 1, 5000) == 1 && recv(a, &got, sizeof got, 0) == sizeof got && got.type == ICMP_ECHOREPLY ? "same" : "no answer";
 }
 
 // What tcpdump has open: a packet socket with a filter and a ring, of the loopback interface and all that it sees, and
@@ -1914,7 +1928,7 @@ static void renewed_directory(void)
 	must(mkdir("/root", 0700));
 }
 
-// Threads that wait in poll(2) and for a semaphore, and a child in poll(2), and no signal comes.
+// Threads that wait in poll(2) and for a semaphore, and children in poll(2) and at a futex, and no signal comes.
 static void *wait_an_hour(void *unused)
 {
 	(void)unused;
@@ -1934,10 +1948,14 @@ static void *wait_for_post(void *never)
 static void waiting_poll(void)
 {
 	static sem_t never;
+	static uint32_t word;
+	struct timespec some = {50, 0};
 	pthread_t t;
 	c = (int)must(fork());
 	if (!c)
 		_exit(poll(NULL, 0, -1));
+	if (!must(fork()))
+		_exit((int)syscall(SYS_futex, &word, FUTEX_WAIT, 0, &some, NULL, 0));
 	must(sem_init(&never, 0, 0));
 	must(pthread_create(&t, NULL, wait_an_hour, NULL));
 	must(pthread_create(&t, NULL, wait_for_post, &never));
@@ -1946,8 +1964,8 @@ static void waiting_poll(void)
 static const char *waiting_poll_same(void)
 {
 	usleep(50000);
-	if (waitpid(c, NULL, WNOHANG))
-		return "the child waits no longer";
+	if (waitpid(-1, NULL, WNOHANG))
+		return "a child waits no longer";
 	return a || b ? strerror(a ? a : b) : "same";
 }
 
@@ -2471,6 +2489,7 @@ static const struct state {
 	{"pending-trap", pending_trap, NULL},
 	{"raw-connection", raw_connection, NULL},
 	{"raw-sockets", raw_sockets, raw_sockets_same},
+	{"ping", ping, ping_same},
 	{"raw-address", raw_address, raw_address_same},
 	{"packet-sockets", packet_sockets, packet_sockets_same},
 	{"own-network", own_network, NULL},
