@@ -280,37 +280,46 @@ func TestBroughtBack(t *testing.T) {
 	}
 }
 
-// A program of a pod pings without CAP_NET_RAW where the network allows it, as CRI's networks do.
-func TestPing(t *testing.T) {
+// In a pod's network a program pings without CAP_NET_RAW, as CRI lets it, and one that listens on an interface (tcpdump)
+// does on that of the same name, whose number is another one.
+func TestNetwork(t *testing.T) {
 	results.Add(t)
-	network := filepath.Join(t.TempDir(), "network")
-	if err := harness.NewNetwork(network); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Unmount(network, unix.MNT_DETACH) //nolint:errcheck // a test
-	same := func(k *harness.Container) {
-		t.Helper()
-		var got string
-		err := host.InNetwork(network, func() (err error) {
-			got, err = k.Ask(t.Context(), "same?")
-			return err
+	for state, flags := range map[string][]string{"ping": {"--cap-drop", "CAP_NET_RAW"}, "interface": nil} {
+		t.Run(state, func(t *testing.T) {
+			network := filepath.Join(t.TempDir(), "network")
+			if err := harness.NewNetwork(network); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Unmount(network, unix.MNT_DETACH) //nolint:errcheck // the directory's removal says it
+			in := func(program string, args ...string) {
+				t.Helper()
+				if err := harness.Program("nsenter", append([]string{"--net=" + network, program}, args...)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			same := func(k *harness.Container) {
+				t.Helper()
+				var got string
+				err := host.InNetwork(network, func() (err error) {
+					got, err = k.Ask(t.Context(), "same?")
+					return err
+				})
+				if err != nil || got != "same" {
+					t.Fatalf("%q, %v\n%s", got, err, k.Logs())
+				}
+			}
+			in("sh", "-c", "echo 0 2147483647 > /proc/sys/net/ipv4/ping_group_range")
+			in("ip", "link", "add", "e0", "type", "bridge")
+			k := odd(t, harness.RunSpec{OwnNetwork: true, CtrFlags: append(flags, "--with-ns", "network:"+network)}, state, "")
+			same(k)
+			ref := takeCheckpoint(t, shared, k, "1")
+			same(k)
+			k.MustRemove(t)
+			in("ip", "link", "set", "e0", "name", "e1")
+			in("ip", "link", "add", "e0", "type", "bridge")
+			same(restore(t, shared, k.ID, ref, k.Port))
 		})
-		if err != nil || got != "same" {
-			t.Fatalf("%q, %v\n%s", got, err, k.Logs())
-		}
 	}
-	err := host.InNetwork(network, func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0o644)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	k := odd(t, harness.RunSpec{OwnNetwork: true, CtrFlags: []string{"--with-ns", "network:" + network, "--cap-drop", "CAP_NET_RAW"}}, "ping", "")
-	same(k)
-	ref := takeCheckpoint(t, shared, k, "1")
-	same(k)
-	k.MustRemove(t)
-	same(restore(t, shared, k.ID, ref, k.Port))
 }
 
 // endedByPause is what failing-waits says if the client's pause alone has ended calls: runc freezes a cgroup of version

@@ -19,6 +19,7 @@
 #include <linux/rtnetlink.h>
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/ip_icmp.h>
@@ -858,6 +859,26 @@ static const char *packet_sockets_same(void)
 	}
 	close(s);
 	return "the ring stays empty";
+}
+
+// A packet socket listens on an interface other than the first, whose name it knows (tcpdump -i).
+static void interface(void)
+{
+	struct sockaddr_ll at = {.sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = (int)if_nametoindex("e0")};
+	struct packet_mreq all = {.mr_ifindex = at.sll_ifindex, .mr_type = PACKET_MR_PROMISC};
+
+	a = (int)must(socket(AF_PACKET, SOCK_RAW, 0));
+	must(bind(a, (void *)&at, sizeof at));
+	must(setsockopt(a, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &all, sizeof all));
+}
+
+static const char *interface_same(void)
+{
+	struct sockaddr_ll at;
+	socklen_t n = sizeof at;
+
+	must(getsockname(a, (void *)&at, &n));
+	return at.sll_ifindex == (int)if_nametoindex("e0") ? "same" : "another interface";
 }
 
 // Where a raw socket is bound and connected to.
@@ -2490,6 +2511,7 @@ static const struct state {
 	{"raw-connection", raw_connection, NULL},
 	{"raw-sockets", raw_sockets, raw_sockets_same},
 	{"ping", ping, ping_same},
+	{"interface", interface, interface_same},
 	{"raw-address", raw_address, raw_address_same},
 	{"packet-sockets", packet_sockets, packet_sockets_same},
 	{"own-network", own_network, NULL},

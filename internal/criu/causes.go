@@ -37,7 +37,7 @@ var causes = []cause{
 	{[]string{"Timeout reached. Try to interrupt"},
 		"a thread of the container does not stop within CRIU's timeout: it waits in the kernel, for a child of vfork or a file system, say; try again when it is through"},
 	{[]string{"Can't bind packet socket", "No such device"},
-		"a packet socket (tcpdump) listens on an interface, which the kernel knows by its number, and there is none with that number here: have it listen on all (-i any), or close it before the checkpoint"},
+		"a packet socket (tcpdump) listens on an interface that is not here: restore it where one has that name, have it listen on all (-i any), or close it before the checkpoint"},
 	{[]string{"Can't bind", "Cannot assign requested address"},
 		"the container's address is not here: restore it where it has the same address"},
 	{[]string{"Can't fork for", "File exists"},

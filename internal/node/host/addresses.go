@@ -22,6 +22,19 @@ func Addresses(namespace string) (found []netip.Addr, err error) {
 	return found, err
 }
 
+// Interfaces returns the numbers of the interfaces in a network namespace, by their names, as Addresses does.
+func Interfaces(namespace string) (numbers map[string]int, err error) {
+	numbers = make(map[string]int)
+	err = InNetwork(namespace, func() error {
+		all, err := net.Interfaces()
+		for _, i := range all {
+			numbers[i.Name] = i.Index
+		}
+		return err
+	})
+	return numbers, err
+}
+
 // FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the shim's
 // own. CRI sets it in a pod's.
 func FirstPort(namespace string) (first uint32, err error) {
