@@ -22,7 +22,7 @@
 //   - A timer that repeats (timerfd) and was not read since its time came goes on: the kernel says that it has
 //     no time left, and CRIU would set it so.
 //   - A timer with an absolute time (timerfd) gets what is left of it: CRIU adds whole seconds of the clock alone, and
-//     has it come too early. One of the day's time is gpuckpt's plugin's (package openfiles).
+//     has it come too early. One of the day's time is gpuckpt's plugin's (package told).
 //   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
 //   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed

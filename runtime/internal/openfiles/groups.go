@@ -197,7 +197,7 @@ func nameInterfaces(dumped *image.Set, init int) error {
 		return f.GetPsk().GetIfindex() != 0 && f.GetPsk().GetOpts() != nil && f.GetPsk().GetOpts().SoBoundDev == nil
 	}
 	some := false
-	err := image.EachOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+	err := image.EachOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
 		some = some || numbered(f)
 		return nil
 	})
@@ -208,7 +208,7 @@ func nameInterfaces(dumped *image.Set, init int) error {
 	if err != nil {
 		return err
 	}
-	return image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+	return image.EditOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
 		for name, number := range numbers {
 			if numbered(f) && uint32(number) == f.GetPsk().GetIfindex() { //nolint:gosec // the kernel's
 				f.GetPsk().GetOpts().SoBoundDev = new(name)
