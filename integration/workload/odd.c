@@ -2463,6 +2463,22 @@ static const char *ghosts_name_same(void)
 	return pread(a, text, 10, 0) == 10 && access(path, F_OK) ? "same" : "the file is lost, or has its name again";
 }
 
+// A volume is shared with the host's mount: which group it is in.
+static int group_of(void)
+{
+	char line[4096];
+	int group = 0;
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	while (f && fgets(line, sizeof line, f))
+		if (strstr(line, " /volume ") && strstr(line, " shared:"))
+			group = atoi(strstr(line, " shared:") + 8);
+	fclose(f);
+	return group;
+}
+
+static void shared_mount(void) { a = group_of(); }
+static const char *shared_mount_same(void) { return !a ? "it is not shared" : group_of() == a ? "same" : "a group of its own"; }
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -2603,6 +2619,7 @@ static const struct state {
 	{"broadcast", broadcast, broadcast_same},
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},
+	{"shared-mount", shared_mount, shared_mount_same},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},
