@@ -42,6 +42,8 @@ var causes = []cause{
 		"the container's address is not here: restore it where it has the same address"},
 	{[]string{"Can't fork for", "File exists"},
 		"a process id of the container is in use: end the container that was checkpointed, or give the container a PID namespace"},
+	{[]string{"Can't fork for", "Resource temporarily unavailable"}, noProcess},
+	{[]string{"Can't clone helper process", "Resource temporarily unavailable"}, noProcess},
 	{[]string{"Can't dump file", "(chr "},
 		"a program has a device open that CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Connected TCP socket"},
@@ -181,6 +183,7 @@ const (
 	socketOutside   = "a program is connected to a Unix socket of a program outside of the container: close the connection before the checkpoint, such as in a hook"
 	watchesNameless = "a program watches a file that was removed, or one of /proc, /sys or /dev/pts (inotify, fanotify), or its watches are on their way through a socket: have it end the watch before the checkpoint"
 	hugePages       = "a program has huge pages (MAP_HUGETLB, MFD_HUGETLB) that this CRIU cannot dump: close or unmap them before the checkpoint"
+	noProcess       = "the container may have no more processes and threads (its pids limit), and a restore takes three more than it has: restore it with a higher limit"
 	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
 	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"
 	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap, a service of systemd), which CRIU cannot dump: end it before the checkpoint"
