@@ -123,7 +123,7 @@ var causes = []cause{
 	{[]string{"in victim", "Too many open files"},
 		"a process has as many files open as it may, and CRIU needs one more: raise its limit (ulimit -n), or close some"},
 	{[]string{"Message reply from daemon is trimmed"},
-		"a process has no descriptor left below its limit, and CRIU needs one, or it has ended: raise its limit (ulimit -n), or close files, and try again"},
+		"a process has no descriptor left below its limit, and CRIU needs one, or its user has more on their way through sockets than the limit, as while others are restored, or it has ended: raise its limit (ulimit -n), or close files, and try again"},
 	{[]string{"POKEDATA failed", "Input/output error"},
 		"a program has a device mapped where CRIU puts its code, such as one that uses a GPU for graphics (EGL, OpenGL, Vulkan): end it before the checkpoint"},
 	{[]string{"has uprobes vma"},
