@@ -364,6 +364,12 @@ func removeGivenUp(ctx context.Context, container client.Container) error {
 	}
 }
 
+// sharedRoot has what is mounted be shared with the host, as clients do for a mount that is to be: else runc cuts that off.
+func sharedRoot(_ context.Context, _ ctroci.Client, _ *containers.Container, s *ctroci.Spec) error {
+	s.Linux.RootfsPropagation = "shared"
+	return nil
+}
+
 // spec is the container's, made as "ctr run" makes it.
 func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecOpts, error) {
 	opts := []ctroci.SpecOpts{ctroci.WithDefaultUnixDevices, ctroci.WithImageConfig(image)}
@@ -373,6 +379,9 @@ func (o *restoreOptions) spec(image client.Image, annotate bool) ([]ctroci.SpecO
 			return nil, err
 		}
 		opts = append(opts, ctroci.WithoutMounts(mount.Destination), ctroci.WithMounts([]specs.Mount{mount}))
+		if slices.Contains(mount.Options, "rshared") || slices.Contains(mount.Options, "shared") {
+			opts = append(opts, sharedRoot)
+		}
 	}
 	granted, err := o.grants()
 	if err != nil {

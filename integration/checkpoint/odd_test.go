@@ -5,6 +5,7 @@ package checkpoint
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,8 +19,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 	"github.com/gpuckpt/gpuckpt/internal/criu/different"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // odd runs a container with a rare state (gpuwork odd), which has its files at a path.
@@ -277,6 +284,48 @@ func TestBroughtBack(t *testing.T) {
 	}
 }
 
+// In a pod's network a program pings without CAP_NET_RAW, as CRI lets it, and one that listens on an interface (tcpdump)
+// does on that of the same name, whose number is another one.
+func TestNetwork(t *testing.T) {
+	results.Add(t)
+	for state, flags := range map[string][]string{"ping": {"--cap-drop", "CAP_NET_RAW"}, "interface": nil} {
+		t.Run(state, func(t *testing.T) {
+			network := filepath.Join(t.TempDir(), "network")
+			if err := harness.NewNetwork(network); err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Unmount(network, unix.MNT_DETACH) //nolint:errcheck // the directory's removal says it
+			in := func(program string, args ...string) {
+				t.Helper()
+				if err := harness.Program("nsenter", append([]string{"--net=" + network, program}, args...)...); err != nil {
+					t.Fatal(err)
+				}
+			}
+			same := func(k *harness.Container) {
+				t.Helper()
+				var got string
+				err := host.InNetwork(network, func() (err error) {
+					got, err = k.Ask(t.Context(), "same?")
+					return err
+				})
+				if err != nil || got != "same" {
+					t.Fatalf("%q, %v\n%s", got, err, k.Logs())
+				}
+			}
+			in("sh", "-c", "echo 0 2147483647 > /proc/sys/net/ipv4/ping_group_range")
+			in("ip", "link", "add", "e0", "type", "bridge")
+			k := odd(t, harness.RunSpec{OwnNetwork: true, CtrFlags: append(flags, "--with-ns", "network:"+network)}, state, "")
+			same(k)
+			ref := takeCheckpoint(t, shared, k, "1")
+			same(k)
+			k.MustRemove(t)
+			in("ip", "link", "set", "e0", "name", "e1")
+			in("ip", "link", "add", "e0", "type", "bridge")
+			same(restore(t, shared, k.ID, ref, k.Port))
+		})
+	}
+}
+
 // endedByPause is what failing-waits says if the client's pause alone has ended calls: runc freezes a cgroup of version
 // 1 by trying, and thaws it now and then. The kernel then ends epoll_wait and semop, and no others of these.
 const endedByPause = "these have ended: 10"
@@ -405,9 +454,9 @@ func TestDifferent(t *testing.T) {
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
-		"raw-address": "gone", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
+		"raw-address": "gone", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
-	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true, "raw-address": true}
+	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true, "raw-address": true, "shared-mount": true}
 	for _, kind := range different.Kinds {
 		t.Run(kind.State, func(t *testing.T) {
 			if !slices.Contains(listed, kind.Row()) {
@@ -417,6 +466,9 @@ func TestDifferent(t *testing.T) {
 			spec := harness.RunSpec{}
 			if kind.State == "landlock" { // which no other container has
 				spec.Annotations = map[string]string{"dev.gpuckpt.io-uring": "allow"}
+			}
+			if kind.State == "shared-mount" {
+				spec.Mounts, spec.Amend = sharedVolumes(t, "/volume"), []oci.SpecOpts{sharedRoot}
 			}
 			k := odd(t, spec, kind.State, "/odd")
 			if got := answer(t, k); got != "same" {
@@ -436,7 +488,11 @@ func TestDifferent(t *testing.T) {
 			}
 			tells("checkpoint", k.ID, "--image", ref)
 			k.MustRemove(t)
-			tells("restore", ref, "--name", k.ID, "--net-host")
+			restore := []string{"restore", ref, "--name", k.ID, "--net-host"}
+			for _, m := range spec.Mounts {
+				restore = append(restore, "--mount", fmt.Sprintf("type=bind,src=%s,dst=%s,options=rbind:rshared", m.Source, m.Destination))
+			}
+			tells(restore...)
 			k = shared.Adopt(k.ID, k.Port)
 			defer k.MustRemove(t)
 			if got := answer(t, k); got != says[kind.State] {
@@ -447,6 +503,46 @@ func TestDifferent(t *testing.T) {
 	if len(listed) > 0 {
 		t.Errorf("docs/limits.md has more: %q", listed)
 	}
+}
+
+// sharedVolumes are volumes of one mount of the host, with which they are shared.
+func sharedVolumes(t *testing.T, at ...string) (volumes []specs.Mount) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(unix.Mount(dir, dir, "", unix.MS_BIND, ""), unix.Mount("", dir, "", unix.MS_SHARED, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }) // the directory's removal says it
+	for _, path := range at {
+		source := filepath.Join(dir, path)
+		if err := os.Mkdir(source, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		volumes = append(volumes, specs.Mount{Destination: path, Source: source, Type: "bind", Options: []string{"rbind", "rshared"}})
+	}
+	return volumes
+}
+
+// sharedRoot has mounts that are to be shared be so with the host's, and no others, as other clients than ctr do.
+func sharedRoot(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+	s.Linux.RootfsPropagation = "shared"
+	for i, m := range s.Mounts {
+		if m.Type == "bind" && !slices.Contains(m.Options, "rshared") {
+			s.Mounts[i].Options = append(m.Options, "rprivate")
+		}
+	}
+	return nil
+}
+
+// A container with two volumes that are shared with one mount of the host is refused, and runs on.
+func TestSharedVolumes(t *testing.T) {
+	results.Add(t)
+	spec := harness.RunSpec{Mounts: sharedVolumes(t, "/one", "/two"), Amend: []oci.SpecOpts{sharedRoot}}
+	k := odd(t, spec, "copied-output", "")
+	answer(t, k)
+	_, err := k.CheckpointTask(t.Context(), harness.TaskCheckpoint{ImagePath: t.TempDir()})
+	harness.Says(t, err, "mounts /one and /two of the container are of one group")
+	answer(t, k)
 }
 
 // A program does not lock itself in with Landlock where its domain would be lost: it is told that there

@@ -23,7 +23,7 @@ var wallClock = map[string]string{
 	"images/oci/layers.go":                    "a file's time in an archive",
 	"images/oci/manifest.go":                  "when a checkpoint was taken",
 	"internal/criu/plugin/plugin.c":           "a program's timer",
-	"runtime/internal/openfiles/remade.go":    "a program's timer",
+	"runtime/internal/told/remade.go":         "a program's timer",
 	"internal/criu/log.go":                    "which logs are the newest",
 	"internal/criu/networklock.go":            "whether a program is another one than before",
 	"runtime/create.go":                       "when an operation began, in the log",

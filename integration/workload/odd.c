@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
 #include <linux/keyctl.h>
@@ -18,6 +19,7 @@
 #include <linux/rtnetlink.h>
 #include <linux/userfaultfd.h>
 #include <mqueue.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <netinet/ip.h>
 #include <netinet/ip_icmp.h>
@@ -790,6 +792,19 @@ static const char *raw_sockets_same(void)
 	return "no answer";
 }
 
+// A socket of ping, as who has no CAP_NET_RAW makes it.
+static void ping(void) { a = (int)must(socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP)); }
+
+static const char *ping_same(void)
+{
+	struct sockaddr_in to = {AF_INET, 0, {htonl(INADDR_LOOPBACK)}, {0}};
+	struct icmphdr request = {.type = ICMP_ECHO}, got;
+	struct pollfd comes = {a, POLLIN, 0};
+
+	must(sendto(a, &request, sizeof request, 0, (void *)&to, sizeof to));
+	return poll(&comes, 1, 5000) == 1 && recv(a, &got, sizeof got, 0) == sizeof got && got.type == ICMP_ECHOREPLY ? "same" : "no answer";
+}
+
 // What tcpdump has open: a packet socket with a filter and a ring, of the loopback interface and all that it sees, and
 // one of SOCK_DGRAM with an option that CRIU does not note.
 static char *ring;
@@ -844,6 +859,26 @@ static const char *packet_sockets_same(void)
 	}
 	close(s);
 	return "the ring stays empty";
+}
+
+// A packet socket listens on an interface other than the first, whose name it knows (tcpdump -i).
+static void interface(void)
+{
+	struct sockaddr_ll at = {.sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_ALL), .sll_ifindex = (int)if_nametoindex("e0")};
+	struct packet_mreq all = {.mr_ifindex = at.sll_ifindex, .mr_type = PACKET_MR_PROMISC};
+
+	a = (int)must(socket(AF_PACKET, SOCK_RAW, 0));
+	must(bind(a, (void *)&at, sizeof at));
+	must(setsockopt(a, SOL_PACKET, PACKET_ADD_MEMBERSHIP, &all, sizeof all));
+}
+
+static const char *interface_same(void)
+{
+	struct sockaddr_ll at;
+	socklen_t n = sizeof at;
+
+	must(getsockname(a, (void *)&at, &n));
+	return at.sll_ifindex == (int)if_nametoindex("e0") ? "same" : "another interface";
 }
 
 // Where a raw socket is bound and connected to.
@@ -1914,7 +1949,7 @@ static void renewed_directory(void)
 	must(mkdir("/root", 0700));
 }
 
-// Threads that wait in poll(2) and for a semaphore, and a child in poll(2), and no signal comes.
+// Threads that wait in poll(2) and for a semaphore, and children in poll(2) and at a futex, and no signal comes.
 static void *wait_an_hour(void *unused)
 {
 	(void)unused;
@@ -1934,10 +1969,14 @@ static void *wait_for_post(void *never)
 static void waiting_poll(void)
 {
 	static sem_t never;
+	static uint32_t word;
+	struct timespec some = {50, 0};
 	pthread_t t;
 	c = (int)must(fork());
 	if (!c)
 		_exit(poll(NULL, 0, -1));
+	if (!must(fork()))
+		_exit((int)syscall(SYS_futex, &word, FUTEX_WAIT, 0, &some, NULL, 0));
 	must(sem_init(&never, 0, 0));
 	must(pthread_create(&t, NULL, wait_an_hour, NULL));
 	must(pthread_create(&t, NULL, wait_for_post, &never));
@@ -1946,8 +1985,8 @@ static void waiting_poll(void)
 static const char *waiting_poll_same(void)
 {
 	usleep(50000);
-	if (waitpid(c, NULL, WNOHANG))
-		return "the child waits no longer";
+	if (waitpid(-1, NULL, WNOHANG))
+		return "a child waits no longer";
 	return a || b ? strerror(a ? a : b) : "same";
 }
 
@@ -2424,6 +2463,22 @@ static const char *ghosts_name_same(void)
 	return pread(a, text, 10, 0) == 10 && access(path, F_OK) ? "same" : "the file is lost, or has its name again";
 }
 
+// A volume is shared with the host's mount: which group it is in.
+static int group_of(void)
+{
+	char line[4096];
+	int group = 0;
+	FILE *f = fopen("/proc/self/mountinfo", "re");
+	while (f && fgets(line, sizeof line, f))
+		if (strstr(line, " /volume ") && strstr(line, " shared:"))
+			group = atoi(strstr(line, " shared:") + 8);
+	fclose(f);
+	return group;
+}
+
+static void shared_mount(void) { a = group_of(); }
+static const char *shared_mount_same(void) { return !a ? "it is not shared" : group_of() == a ? "same" : "a group of its own"; }
+
 static void copied_output(void) { must(dup(1)); }
 
 static const struct state {
@@ -2471,6 +2526,8 @@ static const struct state {
 	{"pending-trap", pending_trap, NULL},
 	{"raw-connection", raw_connection, NULL},
 	{"raw-sockets", raw_sockets, raw_sockets_same},
+	{"ping", ping, ping_same},
+	{"interface", interface, interface_same},
 	{"raw-address", raw_address, raw_address_same},
 	{"packet-sockets", packet_sockets, packet_sockets_same},
 	{"own-network", own_network, NULL},
@@ -2562,6 +2619,7 @@ static const struct state {
 	{"broadcast", broadcast, broadcast_same},
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},
+	{"shared-mount", shared_mount, shared_mount_same},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},

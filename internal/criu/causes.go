@@ -37,11 +37,13 @@ var causes = []cause{
 	{[]string{"Timeout reached. Try to interrupt"},
 		"a thread of the container does not stop within CRIU's timeout: it waits in the kernel, for a child of vfork or a file system, say; try again when it is through"},
 	{[]string{"Can't bind packet socket", "No such device"},
-		"a packet socket (tcpdump) listens on an interface, which the kernel knows by its number, and there is none with that number here: have it listen on all (-i any), or close it before the checkpoint"},
+		"a packet socket (tcpdump) listens on an interface that is not here: restore it where one has that name, have it listen on all (-i any), or close it before the checkpoint"},
 	{[]string{"Can't bind", "Cannot assign requested address"},
 		"the container's address is not here: restore it where it has the same address"},
 	{[]string{"Can't fork for", "File exists"},
 		"a process id of the container is in use: end the container that was checkpointed, or give the container a PID namespace"},
+	{[]string{"Can't fork for", "Resource temporarily unavailable"}, noProcess},
+	{[]string{"Can't clone helper process", "Resource temporarily unavailable"}, noProcess},
 	{[]string{"Can't dump file", "(chr "},
 		"a program has a device open that CRIU cannot dump: close it before the checkpoint"},
 	{[]string{"Connected TCP socket"},
@@ -121,7 +123,7 @@ var causes = []cause{
 	{[]string{"in victim", "Too many open files"},
 		"a process has as many files open as it may, and CRIU needs one more: raise its limit (ulimit -n), or close some"},
 	{[]string{"Message reply from daemon is trimmed"},
-		"a process has no descriptor left below its limit, and CRIU needs one, or it has ended: raise its limit (ulimit -n), or close files, and try again"},
+		"a process has no descriptor left below its limit, and CRIU needs one, or its user has more on their way through sockets than the limit, as while others are restored, or it has ended: raise its limit (ulimit -n), or close files, and try again"},
 	{[]string{"POKEDATA failed", "Input/output error"},
 		"a program has a device mapped where CRIU puts its code, such as one that uses a GPU for graphics (EGL, OpenGL, Vulkan): end it before the checkpoint"},
 	{[]string{"has uprobes vma"},
@@ -181,6 +183,7 @@ const (
 	socketOutside   = "a program is connected to a Unix socket of a program outside of the container: close the connection before the checkpoint, such as in a hook"
 	watchesNameless = "a program watches a file that was removed, or one of /proc, /sys or /dev/pts (inotify, fanotify), or its watches are on their way through a socket: have it end the watch before the checkpoint"
 	hugePages       = "a program has huge pages (MAP_HUGETLB, MFD_HUGETLB) that this CRIU cannot dump: close or unmap them before the checkpoint"
+	noProcess       = "the container may have no more processes and threads (its pids limit), and a restore takes three more than it has: restore it with a higher limit"
 	covered         = "a mount covers a file that a program has open: unmount it, or close the file before the checkpoint"
 	notAccepted     = "a program has sent to a Unix socket, or left it, before its connection was accepted: try again when it is accepted"
 	ownNamespace    = "a process is in a namespace of its own (unshare, bubblewrap, a service of systemd), which CRIU cannot dump: end it before the checkpoint"

@@ -24,6 +24,8 @@ func TestFirstCause(t *testing.T) {
 		{name: "no line feed at the end", log: "(00.1) Error (criu/a.c:1): bad", said: "Error (criu/a.c:1): bad"},
 		{name: "the first", log: "Error (a:1): 1\nError (a:2): 2\n" + afterError, said: "Error (a:1): 1"},
 		{name: "a known one after others", log: "Error (a:1): 1\nError (a:2): Can't fork for 7: File exists\n", said: "Error (a:2): Can't fork", means: "a process id"},
+		{name: "no process", log: "Error (criu/cr-restore.c:1237): Can't fork for 8: Resource temporarily unavailable\n", said: "Error (criu/cr-restore.c:1237)", means: "three more"},
+		{name: "no helper", log: "Error (criu/mount.c:4102): mnt: Can't clone helper process: Resource temporarily unavailable\n", said: "Error (criu/mount.c:4102)", means: "three more"},
 		{name: "a long one", log: "(00.1) " + long + "\n", said: long[:quotedBytes]},
 		{name: "the harmless one", log: rlimitError},
 		{name: "only followers", log: rlimitError + afterError, said: "Error (criu/files.c:1221): Unable to open fd=3"},

@@ -90,7 +90,7 @@ func Dump(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Du
 	if spec.Process == nil || spec.Linux == nil {
 		return fmt.Errorf("the container's spec has no process or is not for Linux: %w", errdefs.ErrInvalidArgument)
 	}
-	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, FirstPort: host.FirstPort, OOMScore: host.OOMScore(), DefaultNodes: host.DefaultNodes}
+	of := admission.Host{OwnsNamespace: host.OwnsNamespace, HasFile: host.HasFile, FirstPort: host.FirstPort, PingGroups: host.PingGroups, OOMScore: host.OOMScore(), DefaultNodes: host.DefaultNodes}
 	if rootfs != "" {
 		spec, _ = bundle.AtPlaces(spec, rootfs)
 		of.Direct = newPaths(spec, rootfs).direct

@@ -14,13 +14,15 @@
 //   - A socket that has the old pod's address gets the new one's. Elsewhere a UDP socket that is connected from an
 //     address which is not here, as to a name server, gets the one that leads there.
 //   - A socket that is bound to a multicast group of one link is bound to it by the link's name: CRIU notes none.
+//   - A packet socket on an interface is on that of the same name, whose number may be another one. The dump's name of it
+//     (package openfiles) is gone then: no program has set it.
 //   - The socket of NVIDIA's driver gets a name that nobody has taken.
 //   - A mount of the host's to which the host's later mounts come, though nobody has asked for that, gets
 //     them no longer: CRIU does not see the host's mounts.
 //   - A timer that repeats (timerfd) and was not read since its time came goes on: the kernel says that it has
 //     no time left, and CRIU would set it so.
 //   - A timer with an absolute time (timerfd) gets what is left of it: CRIU adds whole seconds of the clock alone, and
-//     has it come too early. One of the day's time is gpuckpt's plugin's (package openfiles).
+//     has it come too early. One of the day's time is gpuckpt's plugin's (package told).
 //   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
 //   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
@@ -32,6 +34,7 @@ package adapt
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -39,6 +42,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/inventory"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
+	packetsock "github.com/checkpoint-restore/go-criu/v8/crit/images/packet-sock"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
@@ -66,6 +70,8 @@ type Place struct {
 	Shared bool
 	// Network is the path of a network namespace that is Shared; "" is the host's.
 	Network string
+	// Interfaces are the numbers of the interfaces there, by their names. None: they are as they were, or not asked for.
+	Interfaces map[string]int
 	// Slaves are the mounts of the dump, by their number, to which mounts of the host's came unasked.
 	Slaves map[uint32]bool
 	// Volumes are the mounts of the dump, by their number, on which a file may have changed.
@@ -162,6 +168,9 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	if u := f.GetUsk(); u != nil {
 		p.name(u)
 	}
+	if k := f.GetPsk(); k.GetOpts().GetSoBoundDev() != "" {
+		p.packet(k)
+	}
 	s := f.GetIsk()
 	switch {
 	case s == nil:
@@ -184,6 +193,24 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	if s.GetType() != unix.SOCK_RAW && s.GetProto() == unix.IPPROTO_TCP && s.GetSrcPort() != 0 {
 		p.ports[uint16(s.GetSrcPort())] = true
 	}
+}
+
+// packet gives a packet socket the number that its interface has here. Of one that is not here CRIU then finds none.
+func (p *Plan) packet(k *packetsock.PacketSockEntry) {
+	number, here := p.place.Interfaces[k.GetOpts().GetSoBoundDev()]
+	k.Opts.SoBoundDev = nil
+	if p.place.Interfaces == nil {
+		return
+	}
+	if !here {
+		number = math.MaxInt32
+	}
+	for _, m := range k.GetMclist() {
+		if m.GetIndex() == k.GetIfindex() {
+			m.Index = new(uint32(number)) //nolint:gosec // the kernel's
+		}
+	}
+	k.Ifindex = new(uint32(number)) //nolint:gosec // the kernel's
 }
 
 // FreePorts ends what is left of the connections of programs that have ended, the checkpointed one

@@ -6,11 +6,13 @@ package adapt
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"testing"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/mm"
+	packetsock "github.com/checkpoint-restore/go-criu/v8/crit/images/packet-sock"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
@@ -263,6 +265,25 @@ func TestLinkGroup(t *testing.T) {
 		f.Isk.Opts = &skopts.SkOptsEntry{SoBoundDev: new("eth0")}
 		if Make(Place{}, nil).Edit(f); f.Isk.GetIfname() != want {
 			t.Errorf("%s: %q", at, f.Isk.GetIfname())
+		}
+	}
+}
+
+// A packet socket gets the number that its interface has here, and so does what it has joined there.
+func TestInterface(t *testing.T) {
+	for name, test := range map[string]struct {
+		here map[string]int
+		want uint32
+	}{
+		"another number": {map[string]int{"lo": 1, "other": 2, "eth0": 3}, 3},
+		"gone":           {map[string]int{"lo": 1, "other": 2}, math.MaxInt32},
+		"not asked for":  {nil, 2},
+	} {
+		k := &packetsock.PacketSockEntry{Ifindex: new(uint32(2)), Opts: &skopts.SkOptsEntry{SoBoundDev: new("eth0")},
+			Mclist: []*packetsock.PacketMclist{{Index: new(uint32(2))}, {Index: new(uint32(1))}}}
+		Make(Place{Interfaces: test.here}, nil).Edit(&fdinfo.FileEntry{Psk: k})
+		if k.GetIfindex() != test.want || k.Mclist[0].GetIndex() != test.want || k.Mclist[1].GetIndex() != 1 || k.Opts.SoBoundDev != nil {
+			t.Errorf("%s: %v", name, k)
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // ForRestore returns the plan for a dump's images and a container that is restored by a spec, and by
@@ -47,6 +48,11 @@ func ForRestore(spec *specs.Spec, dumped *image.Set, settings criu.Settings) (*P
 	place, err := Here(spec, mounts, accept)
 	if err != nil {
 		return nil, err
+	}
+	if slices.ContainsFunc(files, func(f *fdinfo.FileEntry) bool { return f.GetPsk() != nil }) && place.Shared {
+		if place.Interfaces, err = host.Interfaces(place.Network); err != nil {
+			return nil, err
+		}
 	}
 	place.Connections, place.Closed, place.Slaves = !decided, closed, slaves(spec, mounts)
 	return Make(place, files), nil

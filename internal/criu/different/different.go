@@ -25,6 +25,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	ipcsem "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-sem"
 	ipcshm "github.com/checkpoint-restore/go-criu/v8/crit/images/ipc-shm"
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/mnt"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/tty"
 	"golang.org/x/sys/unix"
@@ -76,6 +77,7 @@ var Kinds = []Kind{
 	{"childs-terminal", "`/dev/tty` where another process leads the session", "none", func(l *looked) bool { return l.terminal }},
 	{"exclusive", "`TIOCEXCL`, `TCOOFF`", "off", func(l *looked) bool { return l.exclusive }},
 	{"exit-signal", "`clone` with another exit signal", "`SIGCHLD`", func(l *looked) bool { return l.otherEnds }},
+	{"shared-mount", "a mount that is shared with the host's (`rshared`, Bidirectional)", "neither sees what the other mounts there", func(l *looked) bool { return l.shared }},
 	{"peers-user", "`SO_PEERCRED` of a Unix connection", "root's", nil},
 	{"behind-empty", "Unix datagrams behind an empty one", "lost", nil},
 	{"nameless", "`O_TMPFILE` without a name", "gets none", nil},
@@ -99,7 +101,7 @@ func (k Kind) String() string { return strings.ReplaceAll(k.What+": "+k.After, "
 
 // looked is what a container has of it.
 type looked struct {
-	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, typed, otherEnds, addresses bool
+	datagrams, connections, keys, events, flags, both, semaphores, locked, exclusive, terminal, typed, otherEnds, addresses, shared bool
 }
 
 // Look returns what comes back different of a container, whose first process is given.
@@ -168,7 +170,11 @@ func Look(dumped *image.Set, init int, pids func() ([]int, error)) (found []stri
 		l.locked = l.locked || m.GetDesc().GetMode()&segmentLocked != 0
 		return nil
 	})
-	if err = errors.Join(err, terr, serr, lerr); err != nil {
+	merr := image.EachOf(dumped, "mountpoints-*.img", func(m *mnt.MntEntry) error {
+		l.shared = l.shared || m.GetSharedId() != 0 && m.GetMasterId() == 0 && (m.GetExtMount() || m.GetExtKey() != "")
+		return nil
+	})
+	if err = errors.Join(err, terr, serr, lerr, merr); err != nil {
 		return nil, err
 	}
 	for _, k := range Kinds {

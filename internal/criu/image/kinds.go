@@ -46,7 +46,7 @@ import (
 const ThreadsName = "gpuckpt-threads.txt"
 
 // SocketsName and RootName are files that package openfiles writes and reads, WatchesName one of package told,
-// DifferentName one of package different. FilesName is that of gpuckpt's CRIU plugin, which openfiles adds to.
+// DifferentName one of package different. FilesName is that of gpuckpt's CRIU plugin, which told adds to.
 const (
 	SocketsName   = "gpuckpt-sockets.txt"
 	RootName      = "gpuckpt-root.txt"

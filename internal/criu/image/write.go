@@ -249,7 +249,7 @@ func readText(of form, f io.Reader) ([]byte, error) {
 var pipe = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^pipe:\[[0-9]{1,20}\]$`) })
 
 // deviceFile is what gpuckpt's CRIU plugin notes of an open file: its number, flags and device, or what
-// an eventfd counts or a timer waits for (package openfiles). The plugin opens the container's own devices alone, which it
+// an eventfd counts or a timer waits for (package told). The plugin opens the container's own devices alone, which it
 // knows from the shim.
 var deviceFile = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9]{1,10}\t[0-9]{1,10}\t(/[ -~]{1,254}|(semaphore|counter|timer [0-9]( [0-9]{1,20}){4}) [0-9]{1,20})\n$`)

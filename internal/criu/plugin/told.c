@@ -468,13 +468,11 @@ static void go_on(int tid, struct user_regs_struct *r)
 	}
 	// The kernel writes the rest of a sleep to where it is asked to. A program that has it written elsewhere
 	// than to the time itself asks for less itself.
-	bool plain = call == SYS_nanosleep;
-	unsigned long long time = plain ? r->rdi : r->rdx, rest = plain ? r->rsi : r->r10;
-	if ((plain || call == SYS_clock_nanosleep) && (rest ? rest != time : ptrace(PTRACE_PEEKDATA, tid, (void *)time, NULL) >= MINUTE))
+	bool plain = call == SYS_nanosleep, futex = call == SYS_futex && r->r10 && ((int)r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT;
+	unsigned long long time = futex ? r->r10 : plain ? r->rdi : r->rdx, rest = futex ? 0 : plain ? r->rsi : r->r10;
+	if ((plain || futex || call == SYS_clock_nanosleep) && (rest ? rest != time : ptrace(PTRACE_PEEKDATA, tid, (void *)time, NULL) >= MINUTE))
 		return;
 	if (call == SYS_poll && (int)r->rdx > MINUTE * 1000)
-		return;
-	if (call == SYS_futex && r->r10 && ((int)r->rsi & FUTEX_CMD_MASK) == FUTEX_WAIT)
 		return;
 	r->orig_rax = (unsigned long long)call;
 	r->rax = (unsigned long long)-ERESTARTNOHAND;

@@ -44,6 +44,8 @@ type Host struct {
 	// FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the
 	// host's.
 	FirstPort func(namespace string) (uint32, error)
+	// PingGroups returns the first and the last group that may make sockets of ping in one.
+	PingGroups func(namespace string) (first, last uint32, err error)
 	// OOMScore is the oom_score_adj that a new container gets if its spec has none.
 	OOMScore int
 	// DefaultNodes are the devices of every container, which runc binds in a user namespace.
@@ -98,6 +100,7 @@ type allowance struct {
 	filters                                 []*seccomp.SeccompFilter // of the dump
 	judged                                  map[string]error         // filters that were compared, by their programs
 	first                                   *uint32                  // the first port that anybody may bind, once it was asked for
+	pings                                   *bool                    // whether the container's group may ping, once it was asked for
 }
 
 func allowanceOf(spec *specs.Spec, host Host) *allowance {

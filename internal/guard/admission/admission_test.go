@@ -48,8 +48,9 @@ var host = Host{
 		}
 		return ns.Path == "/proc/self/ns/"+file
 	},
-	HasFile: func(string) bool { return true },
-	Direct:  func(string) error { return nil },
+	HasFile:    func(string) bool { return true },
+	Direct:     func(string) error { return nil },
+	PingGroups: func(string) (uint32, uint32, error) { return 1, 0, nil },
 }
 
 // specOfTest is a spec as ctr makes it, in short.
@@ -582,6 +583,44 @@ func TestPorts(t *testing.T) {
 			s := &skinet.InetSkEntry{Family: new(uint32(unix.AF_INET)), SrcAddr: []uint32{0}, DstAddr: []uint32{0}, SrcPort: new(port), Opts: &skopts.SkOptsEntry{}}
 			if err := e.inet(s); (err == nil) != taken {
 				t.Errorf("%s, port %d: %v", name, port, err)
+			}
+		}
+	}
+}
+
+// A socket of ping comes back without CAP_NET_RAW where the container's group may make one, and root's.
+func TestPing(t *testing.T) {
+	asked := Host{PingGroups: func(namespace string) (uint32, uint32, error) {
+		if namespace == "/pod" {
+			return 0, 1000, nil
+		}
+		return 1, 0, nil
+	}}
+	for name, test := range map[string]struct {
+		namespace *specs.LinuxNamespace
+		sysctl    string
+		group     uint32
+		taken     bool
+	}{
+		"of a pod":            {&specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: "/pod"}, "", 1000, true},
+		"of another group":    {&specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: "/pod"}, "", 1001, false},
+		"of its own":          {&specs.LinuxNamespace{Type: specs.NetworkNamespace}, "", 0, false},
+		"of its own, and set": {&specs.LinuxNamespace{Type: specs.NetworkNamespace}, "0 2147483647", 1001, true},
+		"not for root":        {&specs.LinuxNamespace{Type: specs.NetworkNamespace}, "1 2147483647", 1001, false},
+		"the host's":          {nil, "", 0, false},
+	} {
+		spec := &specs.Spec{Process: &specs.Process{User: specs.User{GID: test.group}}, Linux: &specs.Linux{Sysctl: map[string]string{}}}
+		if test.namespace != nil {
+			spec.Linux.Namespaces = []specs.LinuxNamespace{*test.namespace}
+		}
+		if test.sysctl != "" {
+			spec.Linux.Sysctl["net.ipv4.ping_group_range"] = test.sysctl
+		}
+		for kind, taken := range map[uint32]bool{unix.SOCK_DGRAM: test.taken, unix.SOCK_RAW: false} {
+			e := &Entries{allowance: allowanceOf(spec, asked)}
+			s := &skinet.InetSkEntry{Family: new(uint32(unix.AF_INET)), Type: &kind, Proto: new(uint32(unix.IPPROTO_ICMP)), SrcAddr: []uint32{0}, DstAddr: []uint32{0}, Opts: &skopts.SkOptsEntry{}}
+			if err := e.inet(s); (err == nil) != taken {
+				t.Errorf("%s, type %d: %v", name, kind, err)
 			}
 		}
 	}

@@ -36,7 +36,7 @@ func messages(do func(proto.Message)) func(protoreflect.FieldDescriptor, protore
 var words = map[uint32]int{unix.AF_INET: 1, unix.AF_INET6: 4}
 
 // errRaw refuses a socket that reads what others send.
-var errRaw = errors.New("a program has a raw, ping or packet socket open (ping, tcpdump), and the spec does not grant CAP_NET_RAW, by which a program makes one: close it before the checkpoint, or start the container with that capability")
+var errRaw = errors.New("a program has a raw, ping or packet socket open (ping, tcpdump), and the spec does not grant CAP_NET_RAW, by which a program makes one: close it before the checkpoint, or start the container with that capability; for ping the sysctl net.ipv4.ping_group_range is enough, if it has root's group and the container's")
 
 // mayRaw reports whether a program of the container can make sockets that read what others send: CRIU then lends
 // it nothing, also in the host's network. Where the container has a user namespace, CRIU makes its sockets in there, and
@@ -52,8 +52,14 @@ func isRaw(s *skinet.InetSkEntry) bool {
 
 // raw compares a socket without ports.
 func (e *Entries) raw(s *skinet.InetSkEntry) error {
+	ping, err := false, error(nil)
+	if s.GetType() == unix.SOCK_DGRAM && !e.mayRaw() {
+		ping, err = e.mayPing()
+	}
 	switch {
-	case !e.mayRaw():
+	case err != nil:
+		return err
+	case !e.mayRaw() && !ping:
 		return errRaw
 	case s.GetProto() == unix.IPPROTO_TCP && s.GetDstPort() != 0:
 		return errors.New("a program has a raw socket of TCP that is connected to a port, which CRIU takes for a connection: close it before the checkpoint, or have the program connect it to the port 0")
@@ -102,13 +108,9 @@ func (e *Entries) firstPort() (uint32, error) {
 	if n, err := strconv.ParseUint(strings.TrimSpace(e.spec.Linux.Sysctl["net.ipv4.ip_unprivileged_port_start"]), 10, 16); err == nil {
 		return uint32(n), nil
 	}
-	namespace := ""
-	for _, ns := range e.spec.Linux.Namespaces {
-		if ns.Type == specs.NetworkNamespace && ns.Path == "" {
-			return 1024, nil // PROT_SOCK of the kernel
-		} else if ns.Type == specs.NetworkNamespace {
-			namespace = ns.Path
-		}
+	namespace, made := e.network()
+	if made {
+		return 1024, nil // PROT_SOCK of the kernel
 	}
 	if e.first == nil {
 		first, err := e.host.FirstPort(namespace)
@@ -118,6 +120,33 @@ func (e *Entries) firstPort() (uint32, error) {
 		e.first = &first
 	}
 	return *e.first, nil
+}
+
+// mayPing reports whether the container's group may make sockets of ping, and root's, as which CRIU makes them.
+func (e *Entries) mayPing() (bool, error) {
+	if e.pings == nil {
+		first, last := uint32(1), uint32(0) // of a network namespace that is made: none
+		namespace, made := e.network()
+		if n, _ := fmt.Sscan(e.spec.Linux.Sysctl["net.ipv4.ping_group_range"], &first, &last); n != 2 && !made {
+			var err error
+			if first, last, err = e.host.PingGroups(namespace); err != nil {
+				return false, err
+			}
+		}
+		e.pings = new(first == 0 && e.spec.Process.User.GID <= last)
+	}
+	return *e.pings, nil
+}
+
+// network returns the path of the container's network namespace, "" for the host's, and whether it is made with the
+// container.
+func (e *Entries) network() (path string, made bool) {
+	i := slices.IndexFunc(e.spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.NetworkNamespace })
+	if i < 0 {
+		return "", false
+	}
+	path = e.spec.Linux.Namespaces[i].Path
+	return path, path == ""
 }
 
 // socketOptions compares options that only some may set (net/core/sock.c). Anybody may bind a socket to a

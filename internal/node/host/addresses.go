@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,19 +22,42 @@ func Addresses(namespace string) (found []netip.Addr, err error) {
 	return found, err
 }
 
+// Interfaces returns the numbers of the interfaces in a network namespace, by their names, as Addresses does.
+func Interfaces(namespace string) (numbers map[string]int, err error) {
+	numbers = make(map[string]int)
+	err = InNetwork(namespace, func() error {
+		all, err := net.Interfaces()
+		for _, i := range all {
+			numbers[i.Name] = i.Index
+		}
+		return err
+	})
+	return numbers, err
+}
+
 // FirstPort returns the first port that anybody may bind in a network namespace, by its path; "" is the shim's
 // own. CRI sets it in a pod's.
 func FirstPort(namespace string) (first uint32, err error) {
-	err = InNetwork(namespace, func() error {
-		text, err := os.ReadFile("/proc/sys/net/ipv4/ip_unprivileged_port_start") // of the thread's namespace
-		if err != nil {
-			return err
+	err = setting(namespace, "ip_unprivileged_port_start", &first)
+	return first, err
+}
+
+// PingGroups returns the first and the last group that may make sockets of ping in a network namespace, as FirstPort
+// does. CRI allows all in a pod's. Where the first is above the last there are none.
+func PingGroups(namespace string) (first, last uint32, err error) {
+	err = setting(namespace, "ping_group_range", &first, &last)
+	return first, last, err
+}
+
+// setting reads numbers of IPv4's in a network namespace.
+func setting(namespace, name string, to ...any) error {
+	return InNetwork(namespace, func() error {
+		text, err := os.ReadFile("/proc/sys/net/ipv4/" + name) // of the thread's namespace
+		if err == nil {
+			_, err = fmt.Sscan(string(text), to...)
 		}
-		n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 16)
-		first = uint32(n)
 		return err
 	})
-	return first, err
 }
 
 // InNetwork calls a function in a network namespace, by its path; "" is the shim's own.

@@ -535,3 +535,27 @@ func TestKernel(t *testing.T) {
 		t.Errorf("%d threads, %d mounts, %d limits, %d namespaces, %d mapped files", len(p.threads), len(mounts), len(p.limits), len(p.namespaces), len(p.mapped))
 	}
 }
+
+// Mounts of one group are restored where one has the roots of the others below its own, and no masked path is among them.
+func TestShared(t *testing.T) {
+	c := &checker{allowance: allowance{spec: &specs.Spec{Linux: &specs.Linux{MaskedPaths: []string{"/proc/keys"}}}}}
+	for name, test := range map[string]struct{ mounts, says string }{
+		"apart":    {"53 50 8:1 /srv/a /a rw shared:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/b /b rw shared:1 - ext4 /dev/sda1 rw\n", "mounts /a and /b"},
+		"names":    {"53 50 8:1 /srv/a /a rw shared:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/ab /b rw shared:1 - ext4 /dev/sda1 rw\n", "mounts /a and /b"},
+		"below":    {"53 50 8:1 /srv/a/b /b rw shared:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/a /a rw shared:1 - ext4 /dev/sda1 rw\n", ""},
+		"twice":    {"53 50 8:1 /srv/a /a rw shared:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/a /b rw shared:1 - ext4 /dev/sda1 rw\n", ""},
+		"groups":   {"53 50 8:1 /srv/a /a rw shared:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/b /b rw shared:2 - ext4 /dev/sda1 rw\n", ""},
+		"slaves":   {"53 50 8:1 /srv/a /a rw master:1 - ext4 /dev/sda1 rw\n54 50 8:1 /srv/b /b rw master:1 - ext4 /dev/sda1 rw\n", ""},
+		"of all":   {"53 50 0:9 / /dev rw shared:1 - tmpfs tmpfs rw\n54 50 0:9 /null /proc/other rw shared:1 - tmpfs tmpfs rw\n", ""},
+		"masked":   {"53 50 0:9 / /dev rw shared:1 - tmpfs tmpfs rw\n54 50 0:9 /null /proc/keys rw shared:1 - tmpfs tmpfs rw\n", "mount /proc/keys of the container, a masked path"},
+		"unshared": {"53 50 0:9 / /dev rw - tmpfs tmpfs rw\n54 50 0:9 /null /proc/keys rw - tmpfs tmpfs rw\n", ""},
+	} {
+		mounts, err := parseMounts(strings.NewReader(test.mounts))
+		if err == nil {
+			err = c.shared(mounts)
+		}
+		if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

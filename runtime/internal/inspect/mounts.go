@@ -4,6 +4,7 @@
 package inspect
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -66,7 +67,29 @@ func (c *checker) mounts() error {
 				granted[m.device] = true
 			}
 		}
-		return c.lost(granted)
+		return cmp.Or(c.shared(mounts), c.lost(granted))
+	}
+	return nil
+}
+
+// shared refuses a dump with mounts of one group (rshared) that CRIU does not bring together again: the kernel has one
+// join the group of another whose root it is below. What CRIU binds over a masked file is the host's /dev/null.
+func (c *checker) shared(mounts []mount) error {
+	widest := make(map[string]mount)
+	for _, m := range mounts {
+		if w, is := widest[m.group]; !is || len(m.root) < len(w.root) {
+			widest[m.group] = m
+		}
+	}
+	for _, m := range mounts {
+		w := widest[m.group]
+		switch {
+		case m.group == "":
+		case w.root != "/" && m.root != w.root && !strings.HasPrefix(m.root, w.root+"/"):
+			return fmt.Errorf("mounts %s and %s of the container are of one group (rshared, mountPropagation Bidirectional), and CRIU does not restore that: mount one of them rprivate or rslave", w.point, m.point)
+		case m.root == "/null" && slices.Contains(c.spec.Linux.MaskedPaths, m.point):
+			return fmt.Errorf("mount %s of the container, a masked path, is shared (rootfsPropagation rshared), and CRIU does not restore that: mask nothing, or have it shared", m.point)
+		}
 	}
 	return nil
 }

@@ -144,6 +144,7 @@ type mount struct {
 	device, root, point string
 	kind                string
 	options, super      []string
+	group               string // of mounts that are shared, "" for none
 }
 
 func (m mount) is(option string) bool {
@@ -359,6 +360,11 @@ func parseMounts(r io.Reader) (mounts []mount, err error) {
 		m := mount{
 			device: front[2], root: unescape.Replace(front[3]), point: unescape.Replace(front[4]), kind: back[0],
 			options: strings.Split(front[5], ","), super: strings.Split(back[2], ","),
+		}
+		for _, field := range front[6:] {
+			if number, is := strings.CutPrefix(field, "shared:"); is {
+				m.group = number
+			}
 		}
 		if m.id, err = strconv.ParseUint(front[0], 10, 64); err != nil {
 			return nil, fmt.Errorf("mountinfo: line %q: %w", lines.Text(), err)

@@ -13,9 +13,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuckpt/gpuckpt/internal/criu/image"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
@@ -185,4 +188,32 @@ func (s socket) join(pid, fd int, all *networks, set func(option, []byte) error)
 		}
 	}
 	return failed
+}
+
+// nameInterfaces notes the names of the interfaces that packet sockets listen on, where those of SO_BINDTODEVICE are: CRIU
+// notes their numbers, which are others elsewhere. init is the container's first process.
+func nameInterfaces(dumped *image.Set, init int) error {
+	numbered := func(f *fdinfo.FileEntry) bool {
+		return f.GetPsk().GetIfindex() != 0 && f.GetPsk().GetOpts() != nil && f.GetPsk().GetOpts().SoBoundDev == nil
+	}
+	some := false
+	err := image.EachOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
+		some = some || numbered(f)
+		return nil
+	})
+	if err != nil || !some {
+		return err
+	}
+	numbers, err := host.Interfaces(fmt.Sprintf("/proc/%d/ns/net", init))
+	if err != nil {
+		return err
+	}
+	return image.EditOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
+		for name, number := range numbers {
+			if numbered(f) && uint32(number) == f.GetPsk().GetIfindex() { //nolint:gosec // the kernel's
+				f.GetPsk().GetOpts().SoBoundDev = new(name)
+			}
+		}
+		return nil
+	})
 }

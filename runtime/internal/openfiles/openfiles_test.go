@@ -6,7 +6,6 @@ package openfiles
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -209,27 +207,4 @@ func TestManyGroups(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add("7 3 6.1=01000000 239.1.2.3%eth0\n")
 	f.Fuzz(func(_ *testing.T, text string) { _, _ = parse(strings.NewReader(text)) })
-}
-
-// A timer of the day's time that repeats, and whose time has come unread, has the next one, and how often it came.
-func TestDayTimer(t *testing.T) {
-	fd, err := unix.TimerfdCreate(unix.CLOCK_REALTIME, unix.TFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(fd)
-	began := time.Now()
-	often := unix.ItimerSpec{Interval: unix.NsecToTimespec(5e6), Value: unix.NsecToTimespec(began.UnixNano())}
-	if err := unix.TimerfdSettime(fd, unix.TFD_TIMER_ABSTIME, &often, nil); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(20 * time.Millisecond)
-	words, err := remade(os.Getpid())
-	var flags, sec, nsec, isec, insec, ticks int64
-	if n, _ := fmt.Sscanf(words[fd], "timer %d %d %d %d %d %d", &flags, &sec, &nsec, &isec, &insec, &ticks); n != 6 || err != nil {
-		t.Fatalf("it is %q, %v", words[fd], err)
-	}
-	if ticks < 4 || insec != 5e6 || sec*1e9+nsec <= began.UnixNano()+20e6 {
-		t.Errorf("it is %q, begun at %d", words[fd], began.UnixNano())
-	}
 }

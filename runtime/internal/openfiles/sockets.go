@@ -193,7 +193,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	if err != nil {
 		return err
 	}
-	if err := cmp.Or(saveRoot(dir, init), saveRemade(dir, dumped, inside)); err != nil {
+	if err := cmp.Or(saveRoot(dir, init), nameInterfaces(dumped, init)); err != nil {
 		return err
 	}
 	file := filepath.Join(dir, image.SocketsName)

@@ -14,6 +14,8 @@
 //     kernel has it so. CRIU has the call fail with EINTR, which a program that gets no signal need not expect.
 //     So does the kernel itself with epoll_wait(2), or with recv(2) of a socket with SO_RCVTIMEO.
 //     Complete does that for a restore, the library for a program that is left running;
+//   - an eventfd or a timer that CRIU would make another of, for a file of gpuckpt's plugin, which Complete then has it
+//     be in the images;
 //   - what waits to be read from a terminal, where it is too much to be written back, for nothing;
 //   - a process whose limits the kernel does not tell it, for one whose limits it does: of another user's,
 //     where root has no CAP_SYS_RESOURCE.
@@ -48,8 +50,8 @@ const (
 	// The clock of a thread's processor time, as pthread_getcpuclockid has it and without the thread's number,
 	// and what the kernel says of that of who has made the timer (CLOCK_THREAD_CPUTIME_ID).
 	ofThread, ownTime = 6, 1<<32 - 2
-	// The links in /proc of a timer and of an epoll.
-	timerLink, epollLink = "anon_inode:[timerfd]", "anon_inode:[eventpoll]"
+	// The links in /proc of a timer, an eventfd and an epoll.
+	timerLink, eventLink, epollLink = "anon_inode:[timerfd]", "anon_inode:[eventfd]", "anon_inode:[eventpoll]"
 	// mostOthers bounds the descriptors of the machine's that are looked at, which takes a second or two:
 	// other containers may have any number of them.
 	mostOthers = 1 << 20
@@ -62,8 +64,9 @@ type Told struct {
 	// Closed are the connections to programs outside, "process 7 (nginx) to 812 (syslogd)".
 	Closed []string
 	inodes []string
-	timers []int          // processes with such timers, as they count themselves
-	waits  map[int][]wait // threads that wait, by their processes, as both count themselves
+	timers []int                  // processes with such timers, as they count themselves
+	waits  map[int][]wait         // threads that wait, by their processes, as both count themselves
+	remade map[int]map[int]string // files that gpuckpt's plugin makes, by processes as they count themselves
 
 	watched  []watch
 	compared int // files with watches
@@ -78,7 +81,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Told{waits: make(map[int][]wait), ranks: make(map[int]int)}
+	t := &Told{waits: make(map[int][]wait), remade: make(map[int]map[int]string), ranks: make(map[int]int)}
 	t.rank(init)
 	ours := make(map[uint64]int)
 	for number, pid := range inside {
@@ -90,7 +93,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 			t.timers = append(t.timers, number)
 		}
 		t.waits[number] = waiting(pid)
-		files, err := proc.OpenFiles(pid, timerLink, epollLink, "socket:[")
+		files, err := proc.OpenFiles(pid, timerLink, eventLink, epollLink, "socket:[")
 		if err != nil && !proc.Ended(err) {
 			return nil, err
 		}
@@ -106,7 +109,7 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 				epolls[fd] = link
 			}
 		}
-		if err := cmp.Or(countTimers(pid, timers), t.watches(number, pid, epolls, inside)); err != nil && !proc.Ended(err) {
+		if err := cmp.Or(countTimers(pid, timers), t.watches(number, pid, epolls, inside), t.remadeOf(number, pid, files)); err != nil && !proc.Ended(err) {
 			return nil, err
 		}
 	}
@@ -117,7 +120,8 @@ func Look(init int, pids func() ([]int, error)) (*Told, error) {
 }
 
 // countTimers has the kernel count how often the time of each timer (timerfd) has come that repeats and was not
-// read since. It does so when it is asked what is left, and tells a reader of fdinfo, such as CRIU, of once.
+// read since. It does so when it is asked what is left, and tells a reader of fdinfo, such as CRIU, of once, and not how
+// the timer goes on.
 func countTimers(pid int, timers map[int]string) error {
 	return proc.EachCopy(pid, timers, func(_, timer int) (keep bool) {
 		_ = unix.TimerfdGettime(timer, new(unix.ItimerSpec)) // which it can
@@ -211,5 +215,5 @@ func (t *Told) Complete(dir string, dumped *image.Set) error {
 			return err
 		}
 	}
-	return saveWatches(dir, t.watched)
+	return cmp.Or(t.saveRemade(dir, dumped), saveWatches(dir, t.watched))
 }

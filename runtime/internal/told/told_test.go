@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -235,5 +236,34 @@ func TestTooMuch(t *testing.T) {
 	many := &Told{inodes: slices.Repeat([]string{"4294967295"}, 20_000)}
 	if _, err := many.Environment(t.Context()); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("20,000 sockets: %v", err)
+	}
+}
+
+// A timer of the day's time that repeats, and whose time has come unread, has the next one, and how often it came.
+func TestDayTimer(t *testing.T) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_REALTIME, unix.TFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	began := time.Now()
+	often := unix.ItimerSpec{Interval: unix.NsecToTimespec(5e6), Value: unix.NsecToTimespec(began.UnixNano())}
+	if err := unix.TimerfdSettime(fd, unix.TFD_TIMER_ABSTIME, &often, nil); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(20 * time.Millisecond)
+	timer := map[int]string{fd: timerLink}
+	if err := countTimers(os.Getpid(), timer); err != nil {
+		t.Fatal(err)
+	}
+	told := &Told{remade: make(map[int]map[int]string)}
+	err = told.remadeOf(1, os.Getpid(), timer)
+	words := told.remade[1]
+	var flags, sec, nsec, isec, insec, ticks int64
+	if n, _ := fmt.Sscanf(words[fd], "timer %d %d %d %d %d %d", &flags, &sec, &nsec, &isec, &insec, &ticks); n != 6 || err != nil {
+		t.Fatalf("it is %q, %v", words[fd], err)
+	}
+	if ticks < 4 || insec != 5e6 || sec*1e9+nsec <= began.UnixNano()+20e6 {
+		t.Errorf("it is %q, begun at %d", words[fd], began.UnixNano())
 	}
 }

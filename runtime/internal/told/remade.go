@@ -1,7 +1,7 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package openfiles
+package told
 
 import (
 	"cmp"
@@ -20,19 +20,13 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
-const filesImage = "files.img"
-
 // saveRemade has a dump make files of processes anew by gpuckpt's plugin: eventfds that are semaphores, or count
 // further than 32 bits, which CRIU cuts off, and timers with a time of the day, which CRIU has come later by as long
-// as the container is down. inside are the processes, by their own count.
-func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
+// as the container is down.
+func (t *Told) saveRemade(dir string, dumped *image.Set) error {
 	ids := make(map[uint32]string)
-	for number, pid := range inside {
-		fds, err := remade(pid)
-		if err == nil && len(fds) > 0 {
-			err = filesOf(dumped, number, fds, ids)
-		}
-		if err != nil {
+	for number, fds := range t.remade {
+		if err := filesOf(dumped, number, fds, ids); err != nil {
 			return err
 		}
 	}
@@ -50,7 +44,7 @@ func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
 		return err
 	}
 	var lines strings.Builder
-	err = image.EditOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
+	err = image.EditOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
 		e, t := f.GetEfd(), f.GetTfd()
 		if e == nil && t == nil || ids[f.GetId()] == "" {
 			return nil
@@ -76,31 +70,21 @@ func saveRemade(dir string, dumped *image.Set, inside map[int]int) error {
 	return err
 }
 
-// remade returns the descriptors of a process that are such files, by the plugin's words.
-func remade(pid int) (fds map[int]string, err error) {
-	const timer = "anon_inode:[timerfd]"
-	files, err := proc.OpenFiles(pid, "anon_inode:[eventfd]", timer)
-	if err != nil && !proc.Ended(err) {
-		return nil, err
-	}
-	// The kernel does not describe how a timer goes on that has come, and repeats, before it is asked what is left.
-	err = proc.EachCopy(pid, files, func(_, file int) (keep bool) {
-		_ = unix.TimerfdGettime(file, new(unix.ItimerSpec)) // or it is an eventfd
-		return false
-	})
-	if err != nil && !proc.Ended(err) {
-		return nil, err
-	}
-	fds = make(map[int]string)
+// remadeOf notes such files among those of a process, by the plugin's words. countTimers has asked the timers.
+func (t *Told) remadeOf(number, pid int, files map[int]string) error {
+	fds := make(map[int]string)
 	for fd, link := range files {
+		if link != timerLink && link != eventLink {
+			continue
+		}
 		info, err := proc.Head(fmt.Sprintf("/proc/%d/fdinfo/%d", pid, fd))
 		if err != nil && !proc.Ended(err) {
-			return nil, err
+			return err
 		}
 		_, count, _ := strings.Cut(string(info), "\neventfd-count:")
 		count, _, _ = strings.Cut(count, "\n")
 		switch {
-		case link == timer:
+		case link == timerLink:
 			if word := dayTimer(string(info), time.Now()); word != "" {
 				fds[fd] = word
 			}
@@ -110,7 +94,10 @@ func remade(pid int) (fds map[int]string, err error) {
 			fds[fd] = "counter"
 		}
 	}
-	return fds, nil
+	if len(fds) > 0 {
+		t.remade[number] = fds
+	}
+	return nil
 }
 
 // dayTimer returns the plugin's words for a timer with a time of the day, which is to come, by the kernel's
