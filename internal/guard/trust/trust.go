@@ -51,12 +51,12 @@ func NewSealer(read config.Source, dir string) (*Sealer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the key that signs this node's checkpoints: %w ([signing] key in %s; \"\" signs nothing): %w", err, config.Path, errdefs.ErrFailedPrecondition)
 	}
-	return &Sealer{signer, began}, own(dir, true)
+	return &Sealer{signer, began}, own(dir)
 }
 
-// own refuses what others can write to. In a directory with the sticky bit, if that will do, they can add files: sign.Write
-// refuses those.
-func own(path string, sticky bool) error {
+// own refuses what others can exchange or write to. In a directory with the sticky bit, as the root of a tmpfs, they can
+// add files: sign.Write refuses those.
+func own(path string) error {
 	st, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -64,7 +64,7 @@ func own(path string, sticky bool) error {
 	if err != nil {
 		return fmt.Errorf("look at the directory for the images: %w", err)
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && (!sticky || st.Mode()&os.ModeSticky == 0) {
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && st.Mode()&os.ModeSticky == 0 {
 		return fmt.Errorf("others than root can write to %s, and exchange what is signed: choose a directory of root's own, with files of root's, mode 0755 or less: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return nil
@@ -146,10 +146,10 @@ func Admit(ctx context.Context, read config.Source, dir string, rest *Rest) erro
 	return admit(ctx, read, false, []string{dir}, rest, func() ([]images.File, error) {
 		files, err := images.ListDirs(dir)
 		if err == nil {
-			err = own(dir, false)
+			err = own(dir)
 		}
 		for _, f := range files {
-			err = cmp.Or(err, own(f.Path, false))
+			err = cmp.Or(err, own(f.Path))
 		}
 		return files, err
 	})
