@@ -69,9 +69,9 @@ type Image struct {
 	early  []*blob         // what containerd lacked
 	group  *errgroup.Group // of all that is fetched
 
-	come    chan *blob     // of which all bytes are there
-	commits errgroup.Group // makes them containerd's
-	wrong   atomic.Pointer[error]
+	come    chan *blob            // of which all bytes are there
+	commits errgroup.Group        // makes them containerd's
+	wrong   atomic.Pointer[error] // what Wrong returns
 }
 
 // Begin begins to fetch an image. It returns when all layers are unpacked for the snapshotter. ctx carries containerd's

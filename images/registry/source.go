@@ -104,8 +104,8 @@ func (s *Source) write(ctx context.Context, w content.Writer, d ocispec.Descript
 	})
 }
 
-// Copy fetches the bytes of a blob, no more than it has, and compares them with nothing. No byte is written twice. told is called with how many are there,
-// every few MiB. The error names the blob.
+// Copy fetches the bytes of a blob, no more than it has, and compares them with nothing. No byte is written twice. told
+// is called with how many are there, every few MiB. The error names the blob, and w has what came before it.
 func (s *Source) Copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
 	if err := s.copy(ctx, w, d, told); err != nil {
 		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
