@@ -161,7 +161,7 @@ func (f *Feed) tell(n ...note) {
 	f.more = make(chan struct{})
 }
 
-// Have tells that the first bytes of a file are there.
+// Have tells how many bytes of a file are there, from its begin on.
 func (f *Feed) Have(path string, bytes uint64) { f.tell(note{Have: path, Bytes: bytes}) }
 
 // Fail tells that no more will arrive.

@@ -195,7 +195,7 @@ func (p *Plan) file(f *fdinfo.FileEntry) {
 	}
 }
 
-// packet gives a packet socket the number that its interface has here. Of one that is not here CRIU then finds none.
+// packet gives a packet socket the number that its interface has here, or one that CRIU finds no interface of.
 func (p *Plan) packet(k *packetsock.PacketSockEntry) {
 	number, here := p.place.Interfaces[k.GetOpts().GetSoBoundDev()]
 	k.Opts.SoBoundDev = nil

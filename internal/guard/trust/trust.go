@@ -64,7 +64,7 @@ func own(path string) error {
 	if err != nil {
 		return fmt.Errorf("look at the directory for the images: %w", err)
 	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && st.Mode()&os.ModeSticky == 0 {
+	if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() || st.Mode().Perm()&0o022 != 0 && (!st.IsDir() || st.Mode()&os.ModeSticky == 0) {
 		return fmt.Errorf("others than root can write to %s, and exchange what is signed: choose a directory of root's own, with files of root's, mode 0755 or less: %w", path, errdefs.ErrFailedPrecondition)
 	}
 	return nil

@@ -422,7 +422,7 @@ func TestFilesOfOthers(t *testing.T) {
 		mode os.FileMode
 		uid  int
 		own  bool
-	}{{dir, 0o755, 0, true}, {dir, 0o777 | os.ModeSticky, 0, true}, {dir, 0o777, 0, false}, {dir, 0o700, 1000, false}, {file, 0o644, 0, true}, {file, 0o666, 0, false}, {file, 0o400, 1000, false}} {
+	}{{dir, 0o755, 0, true}, {dir, 0o777 | os.ModeSticky, 0, true}, {dir, 0o777, 0, false}, {dir, 0o700, 1000, false}, {file, 0o644, 0, true}, {file, 0o666, 0, false}, {file, 0o666 | os.ModeSticky, 0, false}, {file, 0o400, 1000, false}} {
 		if err := errors.Join(os.Chmod(c.path, c.mode), os.Chown(c.path, c.uid, 0)); err != nil {
 			t.Fatal(err)
 		}
