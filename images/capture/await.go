@@ -12,6 +12,8 @@ import (
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // awaitEvery is how often a container's file is looked for: what a checkpoint waits longer at most.
@@ -57,7 +59,7 @@ func (r *run) awaitFile(ctx context.Context) error {
 
 // inRoot reports whether something is at a path below a directory.
 func inRoot(root int, name string) (bool, error) {
-	fd, err := unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	fd, err := proc.Openat2(root, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.EAGAIN) { // EAGAIN: something was renamed meanwhile
 		return false, nil
 	}

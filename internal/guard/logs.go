@@ -23,6 +23,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu"
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // mostLogs bounds the logs that are made anew, and mostDirs the directories for each.
@@ -119,7 +120,7 @@ func (p *paths) makeLog(name string, mode, uid, gid uint32) (_ *madeLog, err err
 	defer top.Close()
 	missing := func(name string) bool { // in one step: a tenant's path has up to two thousand parts
 		var fd int
-		fd, err = unix.Openat2(int(top.Fd()), name, &unix.OpenHow{
+		fd, err = proc.Openat2(int(top.Fd()), name, &unix.OpenHow{
 			Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS,
 		})
 		if err == nil {

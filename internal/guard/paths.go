@@ -17,6 +17,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/image"
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 	"github.com/gpuckpt/gpuckpt/internal/guard/admission"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // contents compares what is in the tmpfs mounts of a dump.
@@ -132,7 +133,7 @@ func (p *paths) look(dir string) error {
 		return fmt.Errorf("look at %s: %w", root, err)
 	}
 	defer unix.Close(fd)
-	found, err := unix.Openat2(fd, "./"+rest, &unix.OpenHow{
+	found, err := proc.Openat2(fd, "./"+rest, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
 	switch {

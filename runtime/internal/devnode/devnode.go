@@ -198,13 +198,13 @@ func openDir(at int, dir string) (int, error) {
 
 // openBeneath opens a directory below another, not to be listed.
 func openBeneath(at int, name string) (int, error) {
-	return unix.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
+	return proc.Openat2(at, name, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 }
 
 // listBeneath returns those of the names in a directory that NVIDIA's nodes have, with the directory's. Of
 // more names than most it returns none.
 func listBeneath(at int, dir string, most int) (nodes []string, err error) {
-	fd, err := unix.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
+	fd, err := proc.Openat2(at, dir, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: withinContainer})
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
 	"github.com/gpuckpt/gpuckpt/internal/node/host"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // openFromRoot opens a directory by its path from the thread's root.
@@ -104,7 +105,7 @@ func openInRoot(at string, flags uint64) (int, error) {
 		return -1, err
 	}
 	defer unix.Close(root)
-	return unix.Openat2(root, at, &unix.OpenHow{Flags: flags | unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	return proc.Openat2(root, at, &unix.OpenHow{Flags: flags | unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 }
 
 // isMount reports whether an open file is where something is mounted.

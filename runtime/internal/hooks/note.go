@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 // Note is the content of the file /run/gpuckpt/restored in a container that was restored: JSON.
@@ -115,7 +116,7 @@ func removeNote(root string) error {
 		return err
 	}
 	defer unix.Close(top)
-	dir, err := unix.Openat2(top, run+"/"+noteDir, &unix.OpenHow{
+	dir, err := proc.Openat2(top, run+"/"+noteDir, &unix.OpenHow{
 		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	})
 	if err == nil {
@@ -134,10 +135,10 @@ func isRun(m specs.Mount) bool { return m.Type == "tmpfs" && path.Clean(m.Destin
 // openDir opens a directory, and makes it where there is none.
 func openDir(at int, name string, resolve uint64) (int, error) {
 	how := &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve}
-	fd, err := unix.Openat2(at, name, how)
+	fd, err := proc.Openat2(at, name, how)
 	if errors.Is(err, unix.ENOENT) {
 		if err = unix.Mkdirat(at, name, 0o755); err == nil {
-			if fd, err = unix.Openat2(at, name, how); err == nil {
+			if fd, err = proc.Openat2(at, name, how); err == nil {
 				err = unix.Fchmod(fd, 0o755) // whatever the umask is
 			}
 		}

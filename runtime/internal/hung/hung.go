@@ -104,7 +104,7 @@ func look(pid int, at string) {
 	}
 	defer unix.Close(root)
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
-	fd, err := unix.Openat2(root, at, how)
+	fd, err := proc.Openat2(root, at, how)
 	if err != nil {
 		return
 	}

@@ -109,7 +109,7 @@ func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 		return skipped, err
 	}
 	defer unix.Close(root)
-	found, err := unix.Openat2(root, bound, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
+	found, err := proc.Openat2(root, bound, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	if err == nil {
 		err = unix.Fstat(found, &st)
 		unix.Close(found)
