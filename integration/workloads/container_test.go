@@ -76,7 +76,7 @@ const envInterposer = "GPUCKPT_TEST_INTERPOSER"
 
 func withEnvInterposer() bool { return os.Getenv(envInterposer) != "" }
 
-// start runs one of the programs in a container of the host's Python, with the
+// start runs one of the programs, or one of the machine's by its path, in a container of the host's Python, with the
 // first GPU if cuda is set. It is removed when the test ends.
 //
 // The harness would give the container the driver's libraries file by file; here
@@ -89,7 +89,9 @@ func start(t *testing.T, cuda bool, spec harness.RunSpec, program string, args .
 		t.Fatal(err)
 	}
 	spec.Image = hostroot.ImageName
-	if path.Ext(program) == ".cu" {
+	if path.IsAbs(program) {
+		spec.Args = append([]string{program}, args...)
+	} else if path.Ext(program) == ".cu" {
 		dir, err := compiled()
 		if err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@
 package workloads
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,9 +83,14 @@ func (s server) ready(ctx context.Context, t *testing.T) {
 // ask asks the server; while nothing listens, it tries again until the context ends. Each
 // question has a connection of its own.
 func (s server) ask(ctx context.Context, question string, answer any) error {
+	return s.request(ctx, http.MethodGet, question, nil, answer)
+}
+
+// request is ask, by a method and with a body.
+func (s server) request(ctx context.Context, method, question string, body []byte, answer any) error {
 	one := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Minute}
 	for {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/%s", s.port, question), nil)
+		request, err := http.NewRequestWithContext(ctx, method, fmt.Sprintf("http://127.0.0.1:%d/%s", s.port, question), bytes.NewReader(body))
 		if err != nil {
 			return err
 		}
