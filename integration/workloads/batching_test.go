@@ -188,6 +188,7 @@ func underLoad(ctx context.Context, t *testing.T, result *harness.TestResult, s 
 		}
 		clientele.more(ctx, t, 1)
 		first = append(first, time.Since(began).Seconds())
+		t.Logf("restored, its first answer came after %v", time.Since(began))
 		result.Phases(t, s.Container)
 		clientele.more(ctx, t, some)
 		if n := clientele.connectionsLost() - lost; n < 1 || n > clients {

@@ -109,6 +109,7 @@ func TestLlamaServer(t *testing.T) {
 		}
 		if seed == 0 {
 			result.Number("cold_answer_seconds", time.Since(began).Seconds())
+			t.Logf("cold, its first answer came after %v", time.Since(began))
 		}
 		if len(answer.Tokens) != wordsOf || len(answer.Likely) != wordsOf {
 			t.Fatalf("prompt %d: %d words, want %d", seed, len(answer.Tokens), wordsOf)

@@ -46,8 +46,9 @@ def main():
     def weights(scale, at, count):
         """count weights of that standard deviation, which follow from where they begin."""
         if scale not in pools:
-            pools[scale] = 2 * struct.pack(f"<{POOL}e", *(scale * v for v in uniform))
-        return pools[scale][2 * (at % POOL) :][: 2 * count]
+            pools[scale] = memoryview(2 * struct.pack(f"<{POOL}e", *(scale * v for v in uniform)))
+        begin = 2 * (at % POOL)
+        return pools[scale][begin : begin + 2 * count]
 
     def matrix(inputs, outputs, scale):
         def write(f):
