@@ -62,8 +62,8 @@ func (c completion) unlike(want completion) error {
 // closeEnough is between what a batch changes and what another prompt with the same last word does.
 const closeEnough = 0.05
 
-// llama.cpp's server, where the machine has it, as its own guide starts it, with a model of Llama 3 8B's shape; see
-// underLoad.
+// llama.cpp's server, where the machine has it, as its own guide starts it, with a model of Llama 3 8B's shape and fewer
+// words: it sorts all of them for each word that it says. See underLoad.
 func TestLlamaServer(t *testing.T) {
 	result := results.Add(t)
 	needsPython(t)

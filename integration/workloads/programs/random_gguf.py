@@ -36,7 +36,7 @@ def main():
     p.add_argument("--inner", type=int, default=14336)
     p.add_argument("--heads", type=int, default=32)
     p.add_argument("--kv-heads", type=int, default=8)
-    p.add_argument("--words", type=int, default=128256)
+    p.add_argument("--words", type=int, default=32768)
     a = p.parse_args()
     head = a.width // a.heads
     made = random.Random(1)
