@@ -268,11 +268,21 @@ func measured(b *bytes.Buffer, latest map[string]outcome) {
 		fmt.Fprintf(b, "| %.0f | 0 | %s | %s | %s | %s | %s | %s |\n", o.Numbers["requests_count"], seconds(o.Numbers["longest_request_seconds"]),
 			seconds(o.Times["suspend"]), seconds(o.Times["resume"]), seconds(o.Times["checkpoint/whole"]), seconds(o.Times["restore/whole"]), link(o))
 	}
-	if o := latest["TestBatching"]; o.passed() {
-		fmt.Fprintf(b, "\nEight clients asked a server with continuous batching and paged attention, of Hugging Face's\n"+
-			"transformers. Left running, it failed no request. In three rounds of checkpoint, end and restore %.0f\n"+
+	for _, server := range []struct{ test, what string }{
+		{"TestBatching", "a server with continuous batching and paged attention, of Hugging Face's\ntransformers"},
+		{"TestLlamaServer", "llama.cpp's server, with a model of 16 GB"},
+	} {
+		o := latest[server.test]
+		if !o.passed() {
+			continue
+		}
+		fmt.Fprintf(b, "\nEight clients asked %s.\nLeft running, it failed no request. In three rounds of checkpoint, end and restore %.0f\n"+
 			"connections were closed, and all %.0f answers were right\n(%s).\n",
-			o.Numbers["requests_failed_count"], o.Numbers["requests_answered_count"], link(o))
+			server.what, o.Numbers["requests_failed_count"], o.Numbers["requests_answered_count"], link(o))
+		if cold := o.Numbers["cold_answer_seconds"]; cold > 0 {
+			fmt.Fprintf(b, "The first of the eight was answered %s after the restore began, which took %s. A cold start\n"+
+				"answers one alone after %s.\n", seconds(o.Numbers["first_answer_seconds"]), seconds(o.Times["restore/whole"]), seconds(cold))
+		}
 	}
 	if found := waits(latest); len(found) > 0 {
 		b.WriteString("\n## The first answer\n\nA server of Hugging Face's `generate()`, of that shape, until its first answer\n([picture](first-answer.svg)):\n\n" +
