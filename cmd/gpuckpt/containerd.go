@@ -113,11 +113,11 @@ func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Clie
 
 // unreachable says what to do about a socket that refuses.
 func unreachable(address string, err error) error {
-	hint := "--address, or $CONTAINERD_ADDRESS, names another"
+	hint := " (--address, or $CONTAINERD_ADDRESS, names another)"
 	if errors.Is(err, fs.ErrPermission) {
-		hint = "run gpuckpt as root"
+		hint = "" // needsRoot has one
 	}
-	return fmt.Errorf("reach containerd at %s (%s): %w", address, hint, err)
+	return fmt.Errorf("reach containerd at %s%s: %w", address, hint, err)
 }
 
 // snapshotter returns the one named, or else the default of containerd's namespace.

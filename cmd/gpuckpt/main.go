@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	message, help := dedupLines(err.Error()), ""
+	message, help := dedupLines(err.Error())+needsRoot(err, os.Geteuid()), ""
 	if !called {
 		help = command.CommandPath() + " --help"
 	}
@@ -75,6 +76,14 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(stderr, "See '%s'.\n", help)
 	}
 	return 1
+}
+
+// needsRoot says what to do about what the system refuses to another user than root.
+func needsRoot(err error, uid int) string {
+	if uid != 0 && errors.Is(err, fs.ErrPermission) {
+		return ": run gpuckpt as root"
+	}
+	return ""
 }
 
 // failure is an error as JSON.

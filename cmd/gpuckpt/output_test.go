@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"io/fs"
 	"net"
 	"os"
 	"regexp"
@@ -45,10 +46,19 @@ func TestErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// What containerd's socket refuses to who is not root needs root, and no other socket.
-func TestUnreachable(t *testing.T) {
-	if text := unreachable("/c.sock", &net.OpError{Op: "dial", Err: unix.EACCES}).Error(); !strings.Contains(text, "run gpuckpt as root") || strings.Contains(text, "--address") {
-		t.Error(text)
+// What a socket or a file refuses to who is not root needs root, and no other socket.
+func TestNeedsRoot(t *testing.T) {
+	socket := unreachable("/c.sock", &net.OpError{Op: "dial", Err: unix.EACCES})
+	if strings.Contains(socket.Error(), "--address") {
+		t.Error(socket)
+	}
+	for _, err := range []error{socket, &fs.PathError{Op: "open", Path: "/run/gpuckpt-install.lock", Err: unix.EACCES}} {
+		if needsRoot(err, 1000) == "" || needsRoot(err, 0) != "" {
+			t.Error(err)
+		}
+	}
+	if hint := needsRoot(unix.ENOENT, 1000); hint != "" {
+		t.Error(hint)
 	}
 }
 
