@@ -123,6 +123,27 @@ func TestPausedBefore(t *testing.T) {
 	k.Expect(t, "count", "102")
 }
 
+// The resume of a client that pauses for its checkpoint does not undo a suspension that came meanwhile: that is refused.
+func TestPausedForACheckpoint(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	ctr := func(args ...string) {
+		t.Helper()
+		if _, err := shared.Ctr(t.Context(), append(append([]string{"tasks"}, args...), k.ID)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctr("pause")
+	ctr("checkpoint", "--image-path", t.TempDir())
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "paused for a checkpoint")
+	ctr("resume")
+	k.Expect(t, "count", "102")
+	suspend(t, shared, k)
+	resume(t, shared, k)
+	k.Expect(t, "count", "103")
+}
+
 // Stock clients' other requests for a suspended container are refused clearly
 // and harm nothing.
 func TestStockClients(t *testing.T) {
