@@ -63,7 +63,11 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	message, help := dedupLines(err.Error())+needsRoot(err, os.Geteuid()), ""
+	message, help := err.Error(), ""
+	if ctx.Err() != nil { // by Ctrl-C
+		message = strings.ReplaceAll(message, context.Canceled.Error(), "interrupted")
+	}
+	message = dedupLines(message) + needsRoot(err, os.Geteuid())
 	if !called {
 		help = command.CommandPath() + " --help"
 	}
