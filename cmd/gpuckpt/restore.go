@@ -322,14 +322,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	if err != nil {
 		return nil, err
 	}
-	if err := task.Start(ctx); err != nil {
-		_, derr := task.Delete(back, client.WithProcessKill)
-		if errdefs.IsNotFound(derr) {
-			derr = nil
-		}
-		return nil, errors.Join(err, derr)
-	}
-	return task, nil
+	return task, task.Start(ctx)
 }
 
 // withoutNerdctl removes labels of an image's that nerdctl would take for its own: `nerdctl rm` removes the
