@@ -63,11 +63,7 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	message, help := err.Error(), ""
-	if ctx.Err() != nil { // by Ctrl-C
-		message = strings.ReplaceAll(message, context.Canceled.Error(), "interrupted")
-	}
-	message = dedupLines(message) + needsRoot(err, os.Geteuid())
+	message, help := dedupLines(interrupted(ctx, err.Error()))+needsRoot(err, os.Geteuid()), ""
 	if !called {
 		help = command.CommandPath() + " --help"
 	}
@@ -80,6 +76,14 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(stderr, "See '%s'.\n", help)
 	}
 	return 1
+}
+
+// interrupted has the text of an error say that somebody has pressed Ctrl-C, in place of Go's words for that.
+func interrupted(ctx context.Context, text string) string {
+	if ctx.Err() == nil {
+		return text
+	}
+	return strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
 }
 
 // needsRoot says what to do about what the system refuses to another user than root.

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"net"
 	"os"
@@ -59,6 +61,17 @@ func TestNeedsRoot(t *testing.T) {
 	}
 	if hint := needsRoot(unix.ENOENT, 1000); hint != "" {
 		t.Error(hint)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if got := interrupted(ctx, "push: context canceled"); got != "push: context canceled" {
+		t.Errorf("without Ctrl-C: %q", got)
+	}
+	cancel(errors.New("interrupt signal received")) // signal.NotifyContext
+	if got := interrupted(ctx, "push: context canceled\npull: interrupt signal received"); got != "push: interrupted\npull: interrupted" {
+		t.Errorf("got %q", got)
 	}
 }
 
