@@ -199,6 +199,7 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 		{checkpoint, "/nonexistent.sock", false},
 		{[]string{"image", "convert", "dir:/", "job.tar"}, "oci-archive:job.tar", false},
 		{[]string{"image", "convert", "dir:/", "./job.tar"}, "to make it, write its kind: oci-archive:./job.tar", false},
+		{[]string{"image", "sign", "example.com/job:1", "example.com/job:1"}, "choose another one for DESTINATION", false},
 		{[]string{"image", "inspect", t.TempDir()}, "is not a checkpoint", false},
 		{[]string{"image", "inspect", "./none"}, "./none: no such file or directory\n", false},
 		{[]string{"cuda", "--action", "lock", "--timeout", "5s"}, `"5s" for "-t, --timeout" flag: it must be a number`, true},
