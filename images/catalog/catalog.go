@@ -170,7 +170,7 @@ func Remove(ctx context.Context, c *client.Client, name string) (err error) {
 	if err != nil {
 		return err
 	}
-	image, err := oci.Inspect(ctx, c.ContentStore(), i.Target)
+	image, err := oci.Outline(ctx, c.ContentStore(), i.Target) // of a damaged or encrypted one, too
 	if errors.Is(err, oci.ErrNotCheckpoint) {
 		return fmt.Errorf("%w; `ctr images rm` removes any image", err)
 	}
