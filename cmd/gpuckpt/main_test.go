@@ -197,6 +197,7 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 		{append(checkpoint, "--compression", "lz4"), "lz4", false},
 		{append(checkpoint, "--in-memory", "some"), "not a size such as 16GiB", false},
 		{checkpoint, "/nonexistent.sock", false},
+		{[]string{"suspend", "--pod", "job", "--address", "/nonexistent.sock"}, "reach containerd at /nonexistent.sock (--address,", false},
 		{[]string{"image", "convert", "dir:/", "job.tar"}, "oci-archive:job.tar", false},
 		{[]string{"image", "convert", "dir:/", "./job.tar"}, "to make it, write its kind: oci-archive:./job.tar", false},
 		{[]string{"image", "sign", "example.com/job:1", "example.com/job:1"}, "choose another one for DESTINATION", false},

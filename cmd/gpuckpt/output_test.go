@@ -50,11 +50,7 @@ func TestErrorsAsJSON(t *testing.T) {
 
 // What a socket or a file refuses to who is not root needs root, and no other socket.
 func TestNeedsRoot(t *testing.T) {
-	socket := unreachable("/c.sock", &net.OpError{Op: "dial", Err: unix.EACCES})
-	if strings.Contains(socket.Error(), "--address") {
-		t.Error(socket)
-	}
-	for _, err := range []error{socket, &fs.PathError{Op: "open", Path: "/run/gpuckpt-install.lock", Err: unix.EACCES}} {
+	for _, err := range []error{&net.OpError{Op: "dial", Err: unix.EACCES}, &fs.PathError{Op: "open", Path: "/run/gpuckpt-install.lock", Err: unix.EACCES}} {
 		if needsRoot(err, 1000) == "" || needsRoot(err, 0) != "" {
 			t.Error(err)
 		}
