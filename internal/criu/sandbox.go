@@ -166,7 +166,9 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			if !filepath.IsAbs(source) { // as runc takes it
 				source = filepath.Join(filepath.Dir(dir), source)
 			}
-			sees = append(sees, visible{filepath.Clean(source), slices.Contains(bundle.Bars(m), "ro")})
+			source = filepath.Clean(source)
+			// In /tmp CRIU makes directories for its mounts, also where that is the host's.
+			sees = append(sees, visible{source, slices.Contains(bundle.Bars(m), "ro") && source != "/tmp"})
 		}
 	}
 	if slices.ContainsFunc(sees, func(v visible) bool { return v.path == "/" }) {

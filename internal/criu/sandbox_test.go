@@ -58,6 +58,10 @@ func TestSandbox(t *testing.T) {
 	if holds := (Sandbox{Spec: spec, Traces: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
 		t.Errorf("it keeps %#x, and %#x to hold threads", set, holds)
 	}
+	spec.Mounts[1].Source = "/tmp"
+	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || !slices.Contains(lines, "bind\trw\t/tmp") {
+		t.Errorf("with /tmp mounted read-only: %q, %v", lines, err)
+	}
 	spec.Mounts[1].Source = "/srv/a\nbind\trw\t/etc"
 	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err == nil {
 		t.Errorf("a newline in a path makes %q", lines)

@@ -293,9 +293,12 @@ static int make_root(const char *root)
 	static const char *const own[] = { "/tmp", "/run" };
 	for (size_t i = 0; i < sizeof(own) / sizeof(*own); i++) {
 		char buf[PATH_MAX], *at = under(buf, root, own[i]);
-		// A process in a user namespace is another user.
-		if (!at || (mkdir(at, 0755) && errno != EEXIST) || chmod(at, 01777))
+		struct stat st, of_root;
+		if (!at || (mkdir(at, 0755) && errno != EEXIST) || stat(at, &st) || stat(root, &of_root))
 			return fail("make %s", own[i]);
+		// A process in a user namespace is another user. The host's directory, which the container has, stays as it is.
+		if (st.st_dev == of_root.st_dev && chmod(at, 01777))
+			return fail("open %s to all", own[i]);
 	}
 	return 0;
 }
