@@ -204,6 +204,7 @@ func TestFlagsAreCheckedFirst(t *testing.T) {
 		{[]string{"image", "inspect", t.TempDir()}, "is not a checkpoint", false},
 		{[]string{"image", "inspect", "./none"}, "./none: no such file or directory\n", false},
 		{[]string{"cuda", "--action", "lock", "--timeout", "5s"}, `"5s" for "-t, --timeout" flag: it must be a number`, true},
+		{[]string{"restore", "x", "--runtime", "io.containerd.runc.v2"}, "would start the program from the beginning: it must be io.containerd.gpuckpt.v2", false},
 		{[]string{"restore", "x", "--gpus", "GPU-1"}, `"GPU-1" for "--gpus" flag: it must be a number`, true},
 		{[]string{"checkpoint", "job"}, "See 'gpuckpt checkpoint --help'.", true},
 		{[]string{"image", "verify"}, "See 'gpuckpt image verify --help'.", true},
