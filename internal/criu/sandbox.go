@@ -119,19 +119,21 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 	}
 	// CRIU has the images by a descriptor of a directory in a mount namespace of its own (Copy).
 	sees := []visible{{plugins, true}, {s.Root, false}, {s.Programs, false}, {tar, true}}
+	links := map[string]string{}
 	for _, path := range hostPrograms {
 		// On most systems all but /usr are links.
 		if to, err := os.Readlink(path); err == nil && filepath.Dir(path) == "/" {
 			lines = append(lines, "link\t"+path+"\t"+to)
+			links[path] = filepath.Join("/", to)
 		} else if host.HasFile(path) {
 			sees = append(sees, visible{path, true})
 		}
 	}
-	links, err := filepath.Glob(filepath.Join(plugins, "*.so"))
+	found, err := filepath.Glob(filepath.Join(plugins, "*.so"))
 	if err != nil {
 		return nil, err
 	}
-	for _, link := range links {
+	for _, link := range found {
 		if to, err := os.Readlink(link); err == nil {
 			sees = append(sees, visible{to, true})
 		}
@@ -167,6 +169,9 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 				source = filepath.Join(filepath.Dir(dir), source)
 			}
 			source = filepath.Clean(source)
+			if top, below, _ := strings.Cut(source[1:], "/"); links["/"+top] != "" { // such as /lib/modules: nothing is mounted on a link
+				source = filepath.Join(links["/"+top], below)
+			}
 			// In /tmp CRIU makes directories for its mounts, also where that is the host's.
 			sees = append(sees, visible{source, slices.Contains(bundle.Bars(m), "ro") && source != "/tmp"})
 		}

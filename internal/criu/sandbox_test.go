@@ -58,6 +58,15 @@ func TestSandbox(t *testing.T) {
 	if holds := (Sandbox{Spec: spec, Traces: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
 		t.Errorf("it keeps %#x, and %#x to hold threads", set, holds)
 	}
+	if to, err := os.Readlink("/lib"); err == nil { // on most systems
+		for _, source := range []string{"/lib", "/lib/modules"} {
+			spec.Mounts[1].Source = source
+			lines, err := Sandbox{Spec: spec, Programs: "/p", Root: "/x"}.lines(dir, plugins)
+			if err != nil || !slices.Contains(lines, "link\t/lib\t"+to) || slices.Contains(lines, "bind\tro\t"+source) {
+				t.Errorf("with %s mounted: %q, %v", source, lines, err)
+			}
+		}
+	}
 	spec.Mounts[1].Source = "/tmp"
 	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || !slices.Contains(lines, "bind\trw\t/tmp") {
 		t.Errorf("with /tmp mounted read-only: %q, %v", lines, err)
