@@ -110,9 +110,6 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 	}) {
 		lines = append(lines, "users")
 	}
-	for _, path := range namespaced {
-		lines = append(lines, "writable\t"+path)
-	}
 	tar, err := tmpfs.Program()
 	if err != nil {
 		return nil, err
@@ -169,11 +166,16 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 				source = filepath.Join(filepath.Dir(dir), source)
 			}
 			source = filepath.Clean(source)
-			if top, below, _ := strings.Cut(source[1:], "/"); links["/"+top] != "" { // such as /lib/modules: nothing is mounted on a link
+			switch top, below, _ := strings.Cut(source[1:], "/"); { // nothing is mounted on a link
+			case links["/"+top] == "":
+			case below == "":
+				lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "link\t"+source+"\t") })
+			default: // such as /lib/modules
 				source = filepath.Join(links["/"+top], below)
 			}
-			// In /tmp CRIU makes directories for its mounts, also where that is the host's.
-			sees = append(sees, visible{source, slices.Contains(bundle.Bars(m), "ro") && source != "/tmp"})
+			// CRIU makes directories for its mounts in /tmp and writes to /proc/PID, also where these are the host's.
+			writes := source == "/tmp" || source == "/proc"
+			sees = append(sees, visible{source, slices.Contains(bundle.Bars(m), "ro") && !writes})
 		}
 	}
 	if slices.ContainsFunc(sees, func(v visible) bool { return v.path == "/" }) {
@@ -185,6 +187,9 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			access = "ro"
 		}
 		lines = append(lines, "bind\t"+access+"\t"+v.path)
+	}
+	for _, path := range namespaced { // after /proc, whosesoever it is
+		lines = append(lines, "writable\t"+path)
 	}
 	for _, l := range lines {
 		if strings.ContainsRune(l, '\n') || strings.Count(l, "\t") > 3 || len(l) > 4096 {

@@ -28,6 +28,17 @@ func enterSandbox(t *testing.T) string {
 	return enter
 }
 
+// A container may have the host's /proc: the settings in it are read-only all the same.
+func TestSandboxKeepsSettings(t *testing.T) {
+	enter := enterSandbox(t)
+	for _, line := range []string{"bind\trw\t/dev/null", "bind\trw\t/proc"} {
+		out, err := exec.Command(enter, "-/proc/sys/kernel/core_pattern", "sandbox\t"+t.TempDir(), "work\t"+t.TempDir(), "proc", "bind\tro\t/usr", line).CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: error %v, output %q", line, err, out)
+		}
+	}
+}
+
 // A container may have the host's /run, writable or not: its mode stays as it is.
 func TestSandboxLeavesTheHostsRun(t *testing.T) {
 	enter := enterSandbox(t)
