@@ -357,17 +357,18 @@ func (s *Service) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAP
 // change of limits takes its turn after a checkpoint rather than in the middle of one.
 func (s *Service) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*ptypes.Empty, error) {
 	if c := s.container(r.ID); c != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
 		want, err := suspension.Read(r)
-		if err == nil && want != nil {
-			err = s.obey(c.logged(ctx), c, want)
-		}
 		if err != nil {
 			return nil, toGRPC(err)
 		}
+		if want == nil || !want.Suspend {
+			c.mu.Lock()
+		} else if err := c.exclusive.LockToSuspend(&c.mu); err != nil {
+			return nil, toGRPC(err)
+		}
+		defer c.mu.Unlock()
 		if want != nil {
-			return &ptypes.Empty{}, nil
+			return &ptypes.Empty{}, toGRPC(s.obey(c.logged(ctx), c, want))
 		}
 	}
 	return s.TTRPCTaskService.Update(ctx, r)

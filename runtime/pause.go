@@ -256,7 +256,7 @@ func (s *Service) resume(ctx context.Context, c *container) (_ *ptypes.Empty, er
 			if within.Err() != nil {
 				err = fmt.Errorf("runc hangs, and was killed: %w", err)
 			}
-			if !c.paused { // it is runc's to say why
+			if _, gone := proc.StatusOf(c.pid); !c.paused || proc.Ended(gone) { // it is runc's to say why
 				return nil, err
 			}
 			return nil, fmt.Errorf("let it run (the container stays paused; resume it again to retry): %w", err)

@@ -10,10 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
@@ -24,14 +21,12 @@ import (
 
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/internal/cli/progress"
 )
 
-// dialLimit bounds the wait for containerd's socket, completeLimit a shell's for a completion.
-const (
-	dialLimit     = 10 * time.Second
-	completeLimit = time.Second
-)
+// completeLimit bounds a shell's wait for a completion.
+const completeLimit = time.Second
 
 // daemon says which containerd a command talks to, in ctr's words, and how it answers.
 type daemon struct {
@@ -97,27 +92,10 @@ func size[T int64 | uint64](bytes T) string { return units.BytesSize(float64(byt
 
 // connect connects to containerd. The context it returns carries the namespace.
 func (d *daemon) connect(ctx context.Context) (_ context.Context, c *client.Client, err error) {
-	// The client dials when it is first used, and waits for a socket that is not there.
-	probe, err := net.DialTimeout("unix", strings.TrimPrefix(d.address, "unix://"), dialLimit)
-	if err == nil {
-		err = probe.Close()
-	}
-	if err == nil {
-		c, err = client.New(d.address, client.WithDefaultNamespace(d.namespace), client.WithTimeout(dialLimit))
-	}
-	if err != nil {
-		return nil, nil, unreachable(d.address, err)
+	if c, err = localstore.Dial(d.address, d.namespace); err != nil {
+		return nil, nil, err
 	}
 	return namespaces.WithNamespace(ctx, d.namespace), c, nil
-}
-
-// unreachable says what to do about a socket that refuses.
-func unreachable(address string, err error) error {
-	hint := "--address, or $CONTAINERD_ADDRESS, names another"
-	if errors.Is(err, fs.ErrPermission) {
-		hint = "run gpuckpt as root"
-	}
-	return fmt.Errorf("reach containerd at %s (%s): %w", address, hint, err)
 }
 
 // snapshotter returns the one named, or else the default of containerd's namespace.

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -62,7 +63,7 @@ func run(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	message, help := dedupLines(err.Error()), ""
+	message, help := dedupLines(interrupted(ctx, err.Error()))+needsRoot(err, os.Geteuid()), ""
 	if !called {
 		help = command.CommandPath() + " --help"
 	}
@@ -75,6 +76,22 @@ func run(ctx context.Context, args []string) int {
 		fmt.Fprintf(stderr, "See '%s'.\n", help)
 	}
 	return 1
+}
+
+// interrupted has the text of an error say that somebody has pressed Ctrl-C, in place of Go's words for that.
+func interrupted(ctx context.Context, text string) string {
+	if ctx.Err() == nil {
+		return text
+	}
+	return strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
+}
+
+// needsRoot says what to do about what the system refuses to another user than root.
+func needsRoot(err error, uid int) string {
+	if uid != 0 && errors.Is(err, fs.ErrPermission) {
+		return ": run gpuckpt as root"
+	}
+	return ""
 }
 
 // failure is an error as JSON.

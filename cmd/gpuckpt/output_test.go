@@ -4,7 +4,10 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"regexp"
@@ -45,10 +48,26 @@ func TestErrorsAsJSON(t *testing.T) {
 	}
 }
 
-// What containerd's socket refuses to who is not root needs root, and no other socket.
-func TestUnreachable(t *testing.T) {
-	if text := unreachable("/c.sock", &net.OpError{Op: "dial", Err: unix.EACCES}).Error(); !strings.Contains(text, "run gpuckpt as root") || strings.Contains(text, "--address") {
-		t.Error(text)
+// What a socket or a file refuses to who is not root needs root, and no other socket.
+func TestNeedsRoot(t *testing.T) {
+	for _, err := range []error{&net.OpError{Op: "dial", Err: unix.EACCES}, &fs.PathError{Op: "open", Path: "/run/gpuckpt-install.lock", Err: unix.EACCES}} {
+		if needsRoot(err, 1000) == "" || needsRoot(err, 0) != "" {
+			t.Error(err)
+		}
+	}
+	if hint := needsRoot(unix.ENOENT, 1000); hint != "" {
+		t.Error(hint)
+	}
+}
+
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if got := interrupted(ctx, "push: context canceled"); got != "push: context canceled" {
+		t.Errorf("without Ctrl-C: %q", got)
+	}
+	cancel(errors.New("interrupt signal received")) // signal.NotifyContext
+	if got := interrupted(ctx, "push: context canceled\npull: interrupt signal received"); got != "push: interrupted\npull: interrupted" {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -40,6 +40,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/registry"
 	"github.com/gpuckpt/gpuckpt/internal/cli/encryption"
 	"github.com/gpuckpt/gpuckpt/internal/node/bundle"
+	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
 
 const (
@@ -131,7 +132,7 @@ network, capabilities, a user, a terminal. A mount takes the place of the defaul
 	f.StringVar(&o.files, "rlimit-nofile", "", "SOFT[:HARD], how many files a program may have open (default: 1024)")
 	f.BoolVarP(&o.tty, "tty", "t", false, "a terminal, for a container that had one")
 	f.StringVar(&o.base, "base", "", "for a DIR: the image that the container was made from")
-	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime")
+	f.StringVar(&o.runtime, "runtime", runtimeName, "containerd runtime, or the path of its shim")
 	f.StringVar(&o.snapshotter, "snapshotter", "", "containerd snapshotter (default: that of containerd's namespace)")
 	f.StringVar(&o.log, "log-file", "", "file for the container's output (default: none)")
 	_ = c.RegisterFlagCompletionFunc("base", o.images)
@@ -141,6 +142,9 @@ network, capabilities, a user, a terminal. A mount takes the place of the defaul
 }
 
 func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from string) (_ client.Task, err error) {
+	if o.runtime != runtimeName && filepath.Base(o.runtime) != proc.ShimName {
+		return nil, fmt.Errorf("--runtime %s would start the program from the beginning: it must be %s, or a path of %s", o.runtime, runtimeName, proc.ShimName)
+	}
 	c, err := dial()
 	if err != nil {
 		return nil, err
@@ -322,14 +326,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 	if err != nil {
 		return nil, err
 	}
-	if err := task.Start(ctx); err != nil {
-		_, derr := task.Delete(back, client.WithProcessKill)
-		if errdefs.IsNotFound(derr) {
-			derr = nil
-		}
-		return nil, errors.Join(err, derr)
-	}
-	return task, nil
+	return task, task.Start(ctx)
 }
 
 // withoutNerdctl removes labels of an image's that nerdctl would take for its own: `nerdctl rm` removes the

@@ -101,11 +101,14 @@ what it has written:
 			if manifest {
 				return d.printManifest(cmd, args[0])
 			}
-			sign, err := signWith(key, signature)
+			from, err := convert.ParseRef(args[0])
 			if err != nil {
 				return err
 			}
-			from, err := convert.ParseRef(args[0])
+			if len(args) == 2 && args[1] == args[0] && from.Kind == convert.InContainerd {
+				return errors.New("an image keeps its name: choose another one for DESTINATION")
+			}
+			sign, err := signWith(key, signature)
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -152,7 +153,9 @@ func (d *daemon) annotate(ctx context.Context, id string, annotations map[string
 	}
 	// runc's shim dies of an update without resources, and its container with it.
 	none := client.WithResources(&specs.LinuxResources{})
-	if err := task.Update(ctx, none, client.WithAnnotations(annotations)); err != nil {
+	if err := task.Update(ctx, none, client.WithAnnotations(annotations)); ctx.Err() != nil {
+		return fmt.Errorf("%w: what has begun goes on, and `gpuckpt ps` shows how it ends", cmp.Or(err, ctx.Err()))
+	} else if err != nil {
 		return err
 	}
 	after, err := task.Status(ctx)

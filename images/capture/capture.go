@@ -127,11 +127,15 @@ func (r *run) resume(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, undoLimit)
 	defer cancel()
 	err := localstore.Outlast(ctx, r.client, func() error { return r.task.Resume(ctx) })
-	if err != nil && !strings.Contains(err.Error(), alreadyRuns) {
-		return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
+	if err == nil || strings.Contains(err.Error(), alreadyRuns) {
+		r.unpaused()
+		return nil
 	}
-	r.unpaused()
-	return nil
+	if status, serr := r.task.Status(ctx); errdefs.IsNotFound(serr) || serr == nil && status.Status == client.Stopped {
+		r.unpaused()
+		return errors.New("the container has ended meanwhile")
+	}
+	return fmt.Errorf("let it run on (try `ctr tasks resume %s`): %w", r.task.ID(), err)
 }
 
 func (r *run) unpaused() {

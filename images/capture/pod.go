@@ -71,7 +71,11 @@ func podTargets(ctx context.Context, found []containers.Container, pod string, n
 	namespace, _ := namespaces.Namespace(ctx)
 	does := map[bool]string{true: "runs", false: "is"}[running]
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no container of a pod %s %s in containerd's namespace %s of this node: %w", pod, does, namespace, errdefs.ErrNotFound)
+		hint := ""
+		if namespace != "k8s.io" {
+			hint = " (Kubernetes uses --namespace k8s.io)"
+		}
+		return nil, fmt.Errorf("no container of a pod %s %s in containerd's namespace %s of this node%s: %w", pod, does, namespace, hint, errdefs.ErrNotFound)
 	}
 	slices.SortFunc(found, func(a, b containers.Container) int {
 		return strings.Compare(a.Labels[labelContainer], b.Labels[labelContainer])

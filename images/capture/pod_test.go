@@ -37,6 +37,9 @@ func TestPodTargets(t *testing.T) {
 	if _, err := podTargets(ctx, slices.Clone(three), "pod", []string{"a", "d"}, "r/job:1", "", true); err == nil || !strings.Contains(err.Error(), "no container d of the pod pod runs") {
 		t.Errorf("got %v", err)
 	}
+	if _, err := podTargets(namespaces.WithNamespace(ctx, "default"), nil, "job", nil, "", "", true); err == nil || !strings.Contains(err.Error(), "--namespace k8s.io") {
+		t.Errorf("got %v", err)
+	}
 	// All that do not run are meant, also those of an earlier pod.
 	if got, err := podTargets(ctx, []containers.Container{container("1", "a", "ns", "u"), container("2", "a", "ns", "v")}, "pod", []string{"a"}, "", "", false); err != nil || len(got) != 2 {
 		t.Errorf("got %+v, %v", got, err)

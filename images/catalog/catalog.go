@@ -25,6 +25,7 @@ import (
 	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuckpt/gpuckpt/images/annotations"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
 	"github.com/gpuckpt/gpuckpt/images/sign"
 )
@@ -166,11 +167,12 @@ func Remove(ctx context.Context, c *client.Client, name string) (err error) {
 			err = fmt.Errorf("remove %s: %w", name, err)
 		}
 	}()
-	i, err := c.ImageService().Get(ctx, name)
+	i, err := localstore.Find(ctx, c, name)
 	if err != nil {
 		return err
 	}
-	image, err := oci.Inspect(ctx, c.ContentStore(), i.Target)
+	name = i.Name
+	image, err := oci.Outline(ctx, c.ContentStore(), i.Target) // of a damaged or encrypted one, too
 	if errors.Is(err, oci.ErrNotCheckpoint) {
 		return fmt.Errorf("%w; `ctr images rm` removes any image", err)
 	}

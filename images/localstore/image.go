@@ -164,10 +164,15 @@ func FindContainer(ctx context.Context, c *client.Client, id string) (client.Con
 	return found, err
 }
 
-// Find finds an image in containerd by its name.
+// Find finds an image in containerd by its name, or by NAME@DIGEST if NAME has that digest.
 func Find(ctx context.Context, c *client.Client, name string) (images.Image, error) {
 	found, err := c.ImageService().Get(ctx, name)
 	if errdefs.IsNotFound(err) {
+		if alone, of, ok := strings.Cut(name, "@"); ok {
+			if i, err := c.ImageService().Get(ctx, alone); err == nil && i.Target.Digest.String() == of {
+				return i, nil
+			}
+		}
 		namespace, _ := namespaces.Namespace(ctx)
 		if bad := CheckName(name); bad != nil {
 			return found, fmt.Errorf("there is no image %s in containerd's namespace %s, and %w: %w", name, namespace, bad, errdefs.ErrNotFound)

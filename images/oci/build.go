@@ -89,7 +89,7 @@ type Options struct {
 type Result struct {
 	// Manifest is the image. It has no name yet.
 	Manifest ocispec.Descriptor `json:"-"`
-	// GPUBytes is the size of the GPU state, GPULayers how many blobs hold it; zeros need none.
+	// GPUBytes is the size of the GPU state, GPULayers how many blobs hold it; zeros need none, nor does state in CRIU's images.
 	GPUBytes  uint64 `json:"gpuBytes"`
 	GPULayers int    `json:"-"`
 	// Bytes are the sizes of what the checkpoint added, as stored. Reused and Written
@@ -230,7 +230,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 	for _, l := range added {
 		b.count(l)
 	}
-	b.result.GPUBytes = b.Checkpoint.AreaBytes()
+	b.result.GPUBytes = stateBytes(meta.Metadata)
 	if b.result.Manifest, err = b.writeManifest(ctx, meta.Metadata, base, added); err != nil {
 		return nil, err
 	}

@@ -307,6 +307,22 @@ func TestWithoutGPU(t *testing.T) {
 }
 
 // With GPU state, which takes most of the room, nothing is compressed.
+// With steer = false, or where host memory is short, CRIU's images have the GPU state.
+func TestGPUStateInCRIUsImages(t *testing.T) {
+	dir := newCheckpoint(t, 0)
+	c, err := images.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Metadata.Processes[0].Bytes = 2 << 20
+	if err := images.WriteMetadata(dir, c.Metadata); err != nil {
+		t.Fatal(err)
+	}
+	if r := build(t, newLayout(t), dir, Options{}); r.GPUBytes != 2<<20 || r.GPULayers != 0 {
+		t.Errorf("got %+v", r)
+	}
+}
+
 func TestNotCompressed(t *testing.T) {
 	store := newLayout(t)
 	r := build(t, store, newCheckpoint(t, 0, random(1<<20)), Options{})

@@ -286,14 +286,11 @@ func (b *builder) annotations(m *images.Metadata) map[string]string {
 
 // Facts returns what a manifest says, by annotations, of the metadata in its image.
 func Facts(m *images.Metadata) map[string]string {
-	var memory, state uint64
+	var memory uint64
 	var models []string
 	for _, g := range m.GPUs {
 		memory += g.Memory
 		models = append(models, g.Name)
-	}
-	for _, p := range m.Processes {
-		state += p.Bytes
 	}
 	slices.Sort(models)
 	a := map[string]string{
@@ -308,10 +305,18 @@ func Facts(m *images.Metadata) map[string]string {
 			annotations.CUDA:      m.CUDAVersion,
 			annotations.GPUModels: strings.Join(slices.Compact(models), ", "),
 			annotations.GPUMemory: strconv.FormatUint(memory, 10),
-			annotations.GPUState:  strconv.FormatUint(state, 10),
+			annotations.GPUState:  strconv.FormatUint(stateBytes(m), 10),
 		})
 	}
 	return a
+}
+
+// stateBytes returns the size of all GPU state, in files of its own or in CRIU's images.
+func stateBytes(m *images.Metadata) (bytes uint64) {
+	for _, p := range m.Processes {
+		bytes += p.Bytes
+	}
+	return bytes
 }
 
 // ociType returns the OCI media type for one of Docker's.

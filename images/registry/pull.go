@@ -67,13 +67,13 @@ func (s *Source) Pull(ctx context.Context, c *client.Client, snapshotter string,
 		}
 	}
 	pulled := client.NewImage(c, image)
-	if err := localstore.Tag(ctx, c, s.Ref, image.Target); err != nil {
-		return nil, nil, err
-	}
 	if snapshotter != "" {
 		if err := localstore.Unpack(ctx, c, pulled, snapshotter, local()); err != nil {
 			return nil, nil, err
 		}
+	}
+	if err := localstore.Tag(ctx, c, s.Ref, image.Target); err != nil {
+		return nil, nil, err
 	}
 	if err := end(true); err != nil {
 		return nil, nil, err

@@ -79,6 +79,35 @@ func mapped(pid int, blobs map[string]bool) (found []string) {
 	return found
 }
 
+// A damaged blob comes again by what docs/troubleshooting.md says, also where another image has it.
+func TestDamagedBlobComesAgain(t *testing.T) {
+	r := sent(t)
+	const other = "gpuckpt.test/other:1"
+	ctr := func(args ...string) {
+		t.Helper()
+		if _, err := r.c.Ctr(t.Context(), args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gpuckpt(t, r.c, "image", "pull", "--no-unpack", r.name)
+	ctr("images", "tag", r.name, other)
+	blob := r.gpu[0].Digest
+	f, err := os.OpenFile(blobPath(r.c, blob), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteAt([]byte("damage"), 4096)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails(t, r.c, nil, []string{"is damaged", blob}, "image", "verify", r.name)
+	ctr("content", "rm", blob)
+	gpuckpt(t, r.c, "rm", r.name)
+	gpuckpt(t, r.c, "image", "pull", "--no-unpack", r.name)
+	gpuckpt(t, r.c, "image", "verify", r.name)
+	gpuckpt(t, r.c, "image", "verify", other)
+}
+
 // A stock client pulls and runs an image. The disk has GPU state once, as the blobs that ctr has pulled, and these
 // are what a restore maps. What runs needs them no more; without them it is not started again.
 func TestStockClient(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -160,42 +161,64 @@ func TestNoRoomForTheImage(t *testing.T) {
 	unharmed(t, c, k, ref, dumps)
 }
 
-// Whoever presses Ctrl-C has the container as it was.
-func TestInterruptedCheckpoint(t *testing.T) {
+// slowCheckpoint begins a checkpoint whose driver needs three seconds, and returns when the container is paused.
+func slowCheckpoint(t *testing.T, c *harness.Containerd, k *harness.Container, ref string) (cmd *exec.Cmd, errs *bytes.Buffer) {
+	t.Helper()
 	if gpu.Kind != harness.SoftwareGPU {
 		t.Skip("only the software GPU can be slow on demand")
 	}
-	c := session.Own(t, harness.Options{})
-	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
 	if err := c.SetSoftwareGPU("checkpoint_delay_ms=3000"); err != nil {
 		t.Fatal(err)
 	}
-	const ref = "gpuckpt.test/job:1"
-	var errs bytes.Buffer
-	cmd := command(t.Context(), t, c, nil, "checkpoint", k.ID, "--image", ref)
-	cmd.Stderr = &errs
+	errs = new(bytes.Buffer)
+	cmd = command(t.Context(), t, c, nil, "checkpoint", k.ID, "--image", ref)
+	cmd.Stderr = errs
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if status, err := k.Status(t.Context()); err == nil && status == client.Paused {
-			break
+			return cmd, errs
 		}
 		if time.Now().After(deadline) {
 			t.Fatal("the container was never paused")
 		}
 	}
+}
+
+// Whoever presses Ctrl-C has the container as it was.
+func TestInterruptedCheckpoint(t *testing.T) {
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
+	const ref = "gpuckpt.test/job:1"
+	cmd, errs := slowCheckpoint(t, c, k, ref)
 	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "context canceled") {
-		t.Errorf("gpuckpt ended with %v and %s", err, errs.String())
+	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "interrupted") || strings.Contains(errs.String(), "context") {
+		t.Errorf("gpuckpt ended with %v and %s", err, errs)
 	}
 	if err := c.SetSoftwareGPU(""); err != nil {
 		t.Fatal(err)
 	}
 	unharmed(t, c, k, ref, c.Dumps())
 	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+}
+
+// Whoever kills the container meanwhile is told so, and not to resume it.
+func TestKilledInACheckpoint(t *testing.T) {
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
+	cmd, errs := slowCheckpoint(t, c, k, "gpuckpt.test/job:1")
+	if _, err := c.Ctr(t.Context(), "tasks", "kill", "--signal", "SIGKILL", k.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "the container has ended meanwhile") || strings.Contains(errs.String(), "resume") {
+		t.Errorf("gpuckpt ended with %v and %s", err, errs)
+	}
+	if left, _ := filepath.Glob(filepath.Join(c.Dumps(), "*")); len(left) > 0 { // the pattern is sound
+		t.Errorf("left behind: %q", left)
+	}
 }
 
 // containerd is restarted: at the begin of a dump, which fails, if it was under way, and the container runs on; while

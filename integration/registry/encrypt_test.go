@@ -158,7 +158,8 @@ env = ["%[3]s=%[4]s"]
 		t.Errorf("%d layers of the checkpoint, %d blobs", ours, blobs)
 	}
 
-	forget(t, c)
+	gpuckpt(t, c, "rm", ref)
+	fails(t, c, nil, []string{"`gpuckpt image pull --decrypt-key KEY`"}, "image", "pull", ref, "--snapshotter", c.Snapshotter())
 	back := asJSON[harness.TransferAnswer](t, c, "image", "pull", ref, "--decrypt-key", private, "--snapshotter", c.Snapshotter())
 	if back.Digest != made.Digest {
 		t.Errorf("pulled as %s, was %s", back.Digest, made.Digest)

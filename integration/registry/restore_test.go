@@ -5,6 +5,7 @@ package registry
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,7 +15,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
@@ -77,6 +80,46 @@ func TestRestoreAsCtrRuns(t *testing.T) {
 			fails(t, shared, nil, []string{"no size"}, append(args, "--memory-limit", "much")...)
 			fails(t, shared, nil, []string{"NAME=VALUE"}, append(args, "--label", "team")...)
 		})
+	}
+}
+
+// A restore that is given up says so and no more, and leaves no container.
+func TestInterruptedRestore(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be slow on demand")
+	}
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--seed", "7")
+	const ref = "gpuckpt.test/job:1"
+	gpuckpt(t, c, "checkpoint", k.ID, "--image", ref)
+	k.MustRemove(t)
+	cdi := t.TempDir()
+	if err := errors.Join(c.WriteCDISpec(cdi), c.SetSoftwareGPU("restore_delay_ms=3000")); err != nil {
+		t.Fatal(err)
+	}
+	var errs strings.Builder
+	cmd := command(t.Context(), t, c, nil, "restore", ref, "--name", "given-up", "--net-host", "--gpus", "0", "--cdi-spec-dirs", cdi, "--snapshotter", c.Snapshotter())
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	restoring := func() bool {
+		r, err := c.Client().TaskService().Get(t.Context(), &tasks.GetRequest{ContainerID: "given-up"})
+		return err == nil && r.Process.Pid > 0
+	}
+	for deadline := time.Now().Add(time.Minute); !restoring(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the restore has never begun")
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || strings.TrimSpace(errs.String()) != "gpuckpt: restore "+ref+": interrupted" {
+		t.Errorf("gpuckpt ended with %v and %s", err, errs.String())
+	}
+	if _, err := c.Client().LoadContainer(t.Context(), "given-up"); !errdefs.IsNotFound(err) {
+		t.Errorf("the container: %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -28,9 +29,13 @@ func TestShelf(t *testing.T) {
 	k := start(t, c, harness.RunSpec{ID: "job"}, "counter")
 	k.Expect(t, "next", "101")
 	names := []string{"gpuckpt.test/shelf:1", "gpuckpt.test/shelf:2", "gpuckpt.test/shelf:3"}
+	var printed []string // NAME@DIGEST, by which an image is found too
 	for _, name := range names {
-		gpuckpt(t, c, "checkpoint", "job", "--image", name, "--leave-running")
+		first, _, _ := strings.Cut(gpuckpt(t, c, "checkpoint", "job", "--image", name, "--leave-running"), "\n")
+		printed = append(printed, first)
 	}
+	gpuckpt(t, c, "image", "verify", printed[0])
+	fails(t, c, nil, []string{"there is no image"}, "image", "verify", strings.Replace(printed[0], names[0], names[1], 1))
 	list := func(prefix ...string) (found []catalog.Entry, images []string) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(gpuckpt(t, c, append([]string{"ls", "--json"}, prefix...)...)), &found); err != nil {
@@ -70,7 +75,7 @@ func TestShelf(t *testing.T) {
 		t.Errorf("left are %v", images)
 	}
 	r.MustRemove(t)
-	gpuckpt(t, c, "rm", names[0], names[2])
+	gpuckpt(t, c, "rm", names[0], printed[2])
 	if _, images = list(); len(images) != 0 {
 		t.Errorf("left are %v", images)
 	}

@@ -6,8 +6,12 @@ package suspend
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/client"
 
@@ -119,6 +123,70 @@ func TestPausedBefore(t *testing.T) {
 	free, _ := memory(t, 0, k)
 	suspend(t, shared, k)
 	hasNone(t, 0, k, free)
+	resume(t, shared, k)
+	k.Expect(t, "count", "102")
+}
+
+// The resume of a client that pauses for its checkpoint does not undo a suspension that came meanwhile: that is refused.
+func TestPausedForACheckpoint(t *testing.T) {
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	ctr := func(args ...string) {
+		t.Helper()
+		if _, err := shared.Ctr(t.Context(), append(append([]string{"tasks"}, args...), k.ID)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctr("pause")
+	ctr("checkpoint", "--image-path", t.TempDir())
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "paused for a checkpoint")
+	ctr("resume")
+	k.Expect(t, "count", "102")
+	suspend(t, shared, k)
+	resume(t, shared, k)
+	k.Expect(t, "count", "103")
+}
+
+// Whoever presses Ctrl-C is told that a suspension that has begun goes on.
+func TestInterrupted(t *testing.T) {
+	if gpu.Kind != harness.SoftwareGPU {
+		t.Skip("only the software GPU can be slow on demand")
+	}
+	results.Add(t)
+	k := shared.Work(t, harness.RunSpec{GPUs: []int{0}}, "counter")
+	k.Expect(t, "count", "101")
+	if err := shared.SetSoftwareGPU("checkpoint_delay_ms=2000"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := shared.SetSoftwareGPU(""); err != nil {
+			t.Error(err)
+		}
+	}()
+	program, err := bins.Path("gpuckpt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs strings.Builder
+	cmd := exec.CommandContext(t.Context(), program, "suspend", "--address", shared.Address(), "--namespace", shared.Namespace(), k.ID)
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	paused := func() bool {
+		status, err := k.Status(t.Context())
+		return err == nil && status == client.Paused
+	}
+	for deadline := time.Now().Add(time.Minute); !paused() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil || !strings.Contains(errs.String(), "interrupted: what has begun goes on") {
+		t.Errorf("gpuckpt ended with %v and %q", err, errs.String())
+	}
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "is suspended already") // it waits for its turn
 	resume(t, shared, k)
 	k.Expect(t, "count", "102")
 }

@@ -110,28 +110,27 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 	}) {
 		lines = append(lines, "users")
 	}
-	for _, path := range namespaced {
-		lines = append(lines, "writable\t"+path)
-	}
 	tar, err := tmpfs.Program()
 	if err != nil {
 		return nil, err
 	}
 	// CRIU has the images by a descriptor of a directory in a mount namespace of its own (Copy).
 	sees := []visible{{plugins, true}, {s.Root, false}, {s.Programs, false}, {tar, true}}
+	links := map[string]string{}
 	for _, path := range hostPrograms {
 		// On most systems all but /usr are links.
 		if to, err := os.Readlink(path); err == nil && filepath.Dir(path) == "/" {
 			lines = append(lines, "link\t"+path+"\t"+to)
+			links[path] = filepath.Join("/", to)
 		} else if host.HasFile(path) {
 			sees = append(sees, visible{path, true})
 		}
 	}
-	links, err := filepath.Glob(filepath.Join(plugins, "*.so"))
+	found, err := filepath.Glob(filepath.Join(plugins, "*.so"))
 	if err != nil {
 		return nil, err
 	}
-	for _, link := range links {
+	for _, link := range found {
 		if to, err := os.Readlink(link); err == nil {
 			sees = append(sees, visible{to, true})
 		}
@@ -166,7 +165,17 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			if !filepath.IsAbs(source) { // as runc takes it
 				source = filepath.Join(filepath.Dir(dir), source)
 			}
-			sees = append(sees, visible{filepath.Clean(source), slices.Contains(bundle.Bars(m), "ro")})
+			source = filepath.Clean(source)
+			switch top, below, _ := strings.Cut(source[1:], "/"); { // nothing is mounted on a link
+			case links["/"+top] == "":
+			case below == "":
+				lines = slices.DeleteFunc(lines, func(l string) bool { return strings.HasPrefix(l, "link\t"+source+"\t") })
+			default: // such as /lib/modules
+				source = filepath.Join(links["/"+top], below)
+			}
+			// CRIU makes directories for its mounts in /tmp and writes to /proc/PID, also where these are the host's.
+			writes := source == "/tmp" || source == "/proc"
+			sees = append(sees, visible{source, slices.Contains(bundle.Bars(m), "ro") && !writes})
 		}
 	}
 	if slices.ContainsFunc(sees, func(v visible) bool { return v.path == "/" }) {
@@ -178,6 +187,9 @@ func (s Sandbox) lines(dir, plugins string) ([]string, error) {
 			access = "ro"
 		}
 		lines = append(lines, "bind\t"+access+"\t"+v.path)
+	}
+	for _, path := range namespaced { // after /proc, whosesoever it is
+		lines = append(lines, "writable\t"+path)
 	}
 	for _, l := range lines {
 		if strings.ContainsRune(l, '\n') || strings.Count(l, "\t") > 3 || len(l) > 4096 {

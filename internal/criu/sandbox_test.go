@@ -58,6 +58,21 @@ func TestSandbox(t *testing.T) {
 	if holds := (Sandbox{Spec: spec, Traces: true}).capabilities(); set&(1<<unix.CAP_SYS_PTRACE) != 0 || holds != set|1<<unix.CAP_SYS_PTRACE {
 		t.Errorf("it keeps %#x, and %#x to hold threads", set, holds)
 	}
+	if to, err := os.Readlink("/lib"); err == nil { // on most systems
+		for source, line := range map[string]string{"/lib": "bind\tro\t/lib", "/lib/modules": "link\t/lib\t" + to} {
+			spec.Mounts[1].Source = source
+			lines, err := Sandbox{Spec: spec, Programs: "/p", Root: "/x"}.lines(dir, plugins)
+			if lines = slices.DeleteFunc(lines, func(l string) bool { return !strings.Contains(l, "\t/lib\t") && !strings.Contains(l+"/", "\t/lib/") }); err != nil || !slices.Equal(lines, []string{line}) {
+				t.Errorf("with %s mounted: %q, %v", source, lines, err)
+			}
+		}
+	}
+	for _, writes := range []string{"/tmp", "/proc"} {
+		spec.Mounts[1].Source = writes
+		if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err != nil || !slices.Contains(lines, "bind\trw\t"+writes) || slices.Index(lines, "bind\trw\t"+writes) > slices.Index(lines, "writable\t/proc/sys/net") {
+			t.Errorf("with %s mounted read-only: %q, %v", writes, lines, err)
+		}
+	}
 	spec.Mounts[1].Source = "/srv/a\nbind\trw\t/etc"
 	if lines, err := (Sandbox{Spec: spec, Programs: "/p", Root: "/x"}).lines(dir, plugins); err == nil {
 		t.Errorf("a newline in a path makes %q", lines)

@@ -97,19 +97,20 @@ func CheckDriver(n *Node, g GPUs) []Check {
 // driverFailure returns what CUDA says instead of its version, and what to do.
 func (n *Node) driverFailure(g GPUs, version string) (found, fix string) {
 	found = g.InfoErr.Error()
+	said := strings.TrimPrefix(version+": "+found, ": ")
 	var refused *cuda.Error
 	switch {
 	case errors.Is(g.InfoErr, cuda.ErrNoDriver) && g.SurveyErr == nil && version != "":
 		branch, _, _ := strings.Cut(version, ".")
-		return version + ": " + found, "apt-get install --yes libnvidia-compute-" + branch + "-server  # Ubuntu: the driver's library libcuda.so.1"
+		return said, "apt-get install --yes libnvidia-compute-" + branch + "-server  # Ubuntu: the driver's library libcuda.so.1"
 	case errors.Is(g.InfoErr, driverroot.ErrNotFound):
 		return found, "# change driver_root in the configuration, or take it out to have the driver looked for"
 	case errors.Is(g.InfoErr, cuda.ErrNoDriver), errors.Is(g.InfoErr, cuda.ErrDriverTooOld):
 		return found, driverFix
 	case errors.As(g.InfoErr, &refused) && refused.Result == 803:
-		return version + ": " + found, "reboot  # the driver was updated while the old kernel module was loaded"
+		return said, "reboot  # the driver was updated while the old kernel module was loaded"
 	case refused != nil:
-		return version + ": " + found, "modprobe --all nvidia nvidia-uvm && nvidia-modprobe --unified-memory --create-nvidia-device-file=0"
+		return said, "modprobe --all nvidia nvidia-uvm && nvidia-modprobe --unified-memory --create-nvidia-device-file=0"
 	case g.Helper == "":
 		return "not known without " + cuda.HelperName, installFix
 	}

@@ -55,6 +55,9 @@ func compare(t *testing.T, checks []Check, wants []want) {
 		if (c.Status == OK) != (c.Problem == "" && c.Fix == "") {
 			t.Errorf("%s %s is %s, with problem %q and fix %q", c.Area, c.Name, c.Status, c.Problem, c.Fix)
 		}
+		if strings.HasPrefix(c.Found, ":") {
+			t.Errorf("%s %s begins with nothing: %q", c.Area, c.Name, c.Found)
+		}
 		if _, twice := left[c.Area+" "+c.Name]; twice {
 			t.Errorf("%s %s is there twice", c.Area, c.Name)
 		}

@@ -44,6 +44,8 @@ func TestCheckDriver(t *testing.T) {
 		{"updated", nil, GPUs{Helper: "/h", InfoErr: &cuda.Error{Op: "init", Result: 803}, Survey: surveyed(device(0, nil))}, []want{{"driver", "version", Failure, []string{"reboot"}}}},
 		{"no nodes", nil, GPUs{Helper: "/h", InfoErr: &cuda.Error{Op: "init", Result: cuda.NoDevice}, Survey: surveyed()},
 			[]want{{"driver", "version", Failure, []string{"nvidia-modprobe"}}, {"gpu", "count", Failure, nil}}},
+		{"no nodes, and NVML fails", nil, GPUs{Helper: "/h", InfoErr: &cuda.Error{Op: "init", Result: cuda.NoDevice}, SurveyErr: errors.New("x")},
+			[]want{{"driver", "version", Failure, []string{"nvidia-modprobe"}}}},
 		{"other module", map[string]string{"/sys/module/nvidia/version": "570.2\n", "/dev/nvidia-uvm": ""}, GPUs{Info: info, Survey: surveyed(device(0, nil))},
 			[]want{{"driver", "kernel module", Failure, []string{"570.2", "580.1", "reboot"}}}},
 		{"no uvm", map[string]string{"/sys/module/nvidia/version": "580.1\n"}, GPUs{Info: info, Survey: surveyed(device(0, nil))},

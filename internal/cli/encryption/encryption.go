@@ -132,7 +132,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 	if keys.None() {
 		image, result, err := from.Pull(ctx, c, snapshotter, nil)
 		if err != nil {
-			err = fmt.Errorf("%w\nthe image is encrypted: name a private key with --decrypt-key, or have containerd decrypt it", err)
+			err = fmt.Errorf("%w\nthe image is encrypted: `gpuckpt image pull --decrypt-key KEY` decrypts it, or have containerd do so", err)
 		}
 		return image, result, err
 	}

@@ -7,14 +7,12 @@ package pods
 import (
 	"context"
 	"errors"
-	"fmt"
-	"time"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images/capture"
+	"github.com/gpuckpt/gpuckpt/images/localstore"
 )
 
 // Namespace is containerd's namespace of Kubernetes' containers.
@@ -34,9 +32,9 @@ func Flag(c *cobra.Command, pod *string) {
 
 // Containers returns the IDs of a pod's containers in a namespace of containerd: the named ones, or all.
 func Containers(ctx context.Context, address, namespace, pod string, names []string, running bool) (ids []string, err error) {
-	c, err := client.New(address, client.WithTimeout(10*time.Second))
+	c, err := localstore.Dial(address, namespace)
 	if err != nil {
-		return nil, fmt.Errorf("reach containerd at %s (--address, or $CONTAINERD_ADDRESS, names another): %w", address, err)
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	targets, err := capture.Pod(namespaces.WithNamespace(ctx, namespace), c, pod, names, "", "", running)

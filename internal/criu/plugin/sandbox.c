@@ -159,14 +159,6 @@ static int bind_to(const char *root, const char *path, const char *place, bool r
 	return 0;
 }
 
-static int bind(const char *root, const char *path, bool read_only)
-{
-	// A node of the host that has gone since the shim saw it is as one that it never had.
-	if (!strncmp(path, "/dev/", 5) && access(path, F_OK) && errno == ENOENT)
-		return 0;
-	return bind_to(root, path, path, read_only);
-}
-
 // cgroup_path returns the cgroup of version 1 of a process, below the root of its controller's mount.
 static int cgroup_path(char path[static PATH_MAX], pid_t pid, const char *controller, const char *mount_root)
 {
@@ -210,13 +202,10 @@ static int bind_cgroup(const char *root, const char *controller, const char *dir
 	return under(from, dir, own) && under(to, dir, runc) ? bind_to(root, from, to, false) : -1;
 }
 
-// mount_proc mounts /proc. The host's settings in it are read-only but those of CRIU's processes and
-// those named.
-static int mount_proc(const char *root)
+// keep_settings makes the host's settings in /proc read-only.
+static int keep_settings(const char *root)
 {
-	char buf[PATH_MAX], *at = under(buf, root, "/proc");
-	if (!at || make_place(at, strlen(root), true) || mount("proc", at, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
-		return fail("mount /proc");
+	char buf[PATH_MAX], *at;
 	static const char *const settings[] = { "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/scsi", "/proc/acpi", "/proc/driver" };
 	for (size_t i = 0; i < sizeof(settings) / sizeof(*settings); i++) {
 		if (!(at = under(buf, root, settings[i])))
@@ -227,6 +216,26 @@ static int mount_proc(const char *root)
 			return fail("make %s read-only", settings[i]);
 	}
 	return 0;
+}
+
+// mount_proc mounts /proc. The host's settings in it are read-only but those of CRIU's processes and
+// those named.
+static int mount_proc(const char *root)
+{
+	char buf[PATH_MAX], *at = under(buf, root, "/proc");
+	if (!at || make_place(at, strlen(root), true) || mount("proc", at, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL))
+		return fail("mount /proc");
+	return keep_settings(root);
+}
+
+static int bind(const char *root, const char *path, bool read_only)
+{
+	// A node of the host that has gone since the shim saw it is as one that it never had.
+	if (!strncmp(path, "/dev/", 5) && access(path, F_OK) && errno == ENOENT)
+		return 0;
+	if (bind_to(root, path, path, read_only))
+		return -1;
+	return strcmp(path, "/proc") ? 0 : keep_settings(root); // of the host's, which the container has
 }
 
 // mount_writable makes one setting writable again.
@@ -293,9 +302,12 @@ static int make_root(const char *root)
 	static const char *const own[] = { "/tmp", "/run" };
 	for (size_t i = 0; i < sizeof(own) / sizeof(*own); i++) {
 		char buf[PATH_MAX], *at = under(buf, root, own[i]);
-		// A process in a user namespace is another user.
-		if (!at || (mkdir(at, 0755) && errno != EEXIST) || chmod(at, 01777))
+		struct stat st, of_root;
+		if (!at || (mkdir(at, 0755) && errno != EEXIST) || stat(at, &st) || stat(root, &of_root))
 			return fail("make %s", own[i]);
+		// A process in a user namespace is another user. The host's directory, which the container has, stays as it is.
+		if (st.st_dev == of_root.st_dev && chmod(at, 01777))
+			return fail("open %s to all", own[i]);
 	}
 	return 0;
 }

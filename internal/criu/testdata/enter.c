@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // enter PATH... LINE...: enters the sandbox by the lines, which have a tab in them, as CRIU does by
-// gpuckpt.conf. It ends with 0 if it has entered and sees none of the paths, with 2 if it sees one.
+// gpuckpt.conf. It ends with 0 if it has entered and sees none of the paths, and none of those with "-" before
+// them is writable, else with 2.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -33,7 +34,7 @@ int main(int argc, char **argv)
 	if (sandbox_enter())
 		return 1;
 	for (int i = 1; i < lines; i++)
-		if (!access(argv[i], F_OK))
+		if (!(argv[i][0] == '-' ? access(argv[i] + 1, W_OK) : access(argv[i], F_OK)))
 			return 2;
 	return 0;
 }

@@ -369,13 +369,17 @@ func CRIULines(name string, value any) (string, error) {
 	return "", fmt.Errorf("%s: value %v is neither true, false, a string, a whole number nor a list of strings", name, value)
 }
 
-// Decode decodes TOML strictly: its error names the settings that into does not have.
+// Decode decodes TOML strictly: its error names the settings that into does not have, or the line that is wrong.
 func Decode(data []byte, into any) error {
 	dec := toml.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
 	strict, ok := errors.AsType[*toml.StrictMissingError](err)
 	if !ok {
+		if wrong, ok := errors.AsType[*toml.DecodeError](err); ok {
+			row, _ := wrong.Position()
+			return fmt.Errorf("line %d: %w", row, err)
+		}
 		return err
 	}
 	var unknown []string

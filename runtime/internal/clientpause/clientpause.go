@@ -11,9 +11,11 @@
 // refused. Here the second is refused as early as can be, and the directory is there again when the
 // first goes on.
 //
+// Nor is a container suspended then: the client's resume would undo it.
+//
 // The life of a Checkpoints, whose zero value is ready, during a pause: Begin and End around each
-// checkpoint, Claim in it, Keep before the container goes on. Lock may be called at any time, the
-// others only by whoever has the container for itself.
+// checkpoint, Claim in it, Keep before the container goes on. Lock and LockToSuspend may be called at
+// any time, the others only by whoever has the container for itself.
 package clientpause
 
 import (
@@ -37,10 +39,14 @@ type Checkpoints struct {
 	running atomic.Bool
 	workDir string // that Claim has noted
 	claimed bool   // by the checkpoint that is being made
+	made    bool   // one was, and its client has not resumed the container yet
 }
 
 // ErrOther is the error of the second checkpoint.
 var ErrOther = fmt.Errorf("another checkpoint of the container is being made; try again when it is done: %w", errdefs.ErrFailedPrecondition)
+
+// ErrPaused is the error of a suspension that the resume after a checkpoint would undo.
+var ErrPaused = fmt.Errorf("the container is paused for a checkpoint, whose client resumes it: try again then, or resume it if the client has died: %w", errdefs.ErrFailedPrecondition)
 
 // Begin notes that a checkpoint is being made of a container, if its client has paused it.
 func (e *Checkpoints) Begin(paused bool) {
@@ -54,6 +60,7 @@ func (e *Checkpoints) End(err error) {
 	if err != nil && e.claimed {
 		e.workDir = ""
 	}
+	e.made = e.made || err == nil && e.running.Load()
 	e.running.Store(false)
 }
 
@@ -75,6 +82,19 @@ func (e *Checkpoints) Lock(container *sync.Mutex) error {
 	}
 }
 
+// LockToSuspend locks like Lock, or returns ErrPaused from the begin of a checkpoint until the client has
+// resumed the container that it had paused.
+func (e *Checkpoints) LockToSuspend(container *sync.Mutex) error {
+	if e.Lock(container) != nil {
+		return ErrPaused
+	}
+	if e.made {
+		container.Unlock()
+		return ErrPaused
+	}
+	return nil
+}
+
 // Claim notes the work directory of a checkpoint until the container goes on, and returns ErrOther for
 // a second checkpoint with that directory until then.
 func (e *Checkpoints) Claim(dir string) error {
@@ -91,6 +111,7 @@ func (e *Checkpoints) Claim(dir string) error {
 // Keep makes the work directory again if it is gone, before the container goes on. That it cannot be
 // made is logged.
 func (e *Checkpoints) Keep(ctx context.Context) {
+	e.made = false
 	if e.workDir == "" {
 		return
 	}

@@ -84,6 +84,38 @@ func TestLock(t *testing.T) {
 	}
 }
 
+// A suspension is refused beside a checkpoint that a client has paused the container for, and after it until
+// the client has resumed the container. After one that was refused it is not.
+func TestLockToSuspend(t *testing.T) {
+	var e Checkpoints
+	var container sync.Mutex
+	try := func(when string, refused bool) {
+		t.Helper()
+		err := e.LockToSuspend(&container)
+		if err == nil {
+			container.Unlock()
+		}
+		if errors.Is(err, ErrPaused) != refused {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	e.Begin(true)
+	try("beside a checkpoint", true)
+	e.End(errors.New("on order"))
+	try("after one that failed", false)
+	e.Begin(true)
+	e.End(nil)
+	try("before the client resumes", true)
+	e.Begin(true)
+	e.End(errors.New("on order"))
+	try("before it resumes, after a second one", true)
+	e.Keep(t.Context())
+	try("after it has resumed", false)
+	e.Begin(false)
+	e.End(nil)
+	try("after a checkpoint of a container that runs", false)
+}
+
 // What a checkpoint has claimed that failed may be claimed again.
 func TestClaimAgain(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "ctrd-checkpoint")
