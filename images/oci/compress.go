@@ -55,10 +55,10 @@ const maxWindow = 128 << 20
 const readBytes = 1 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
-// it goes by how the layer begins. zstd takes so many processors at most.
+// it goes by how the layer begins.
 //
 //nolint:contextcheck // DiffCompression looks at nothing of its context.
-func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser, err error) {
+func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	kind := "unknown"
 	if strings.HasSuffix(mediaType, "+encrypted") {
 		return nil, ErrEncrypted
@@ -81,7 +81,7 @@ func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser,
 		return gzip.NewReader(bufio.NewReaderSize(r, readBytes))
 	case "zstd":
 		d, err := zstd.NewReader(bufio.NewReaderSize(r, readBytes),
-			zstd.WithDecoderConcurrency(processors), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+			zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
 		if err != nil {
 			return nil, err
 		}
@@ -96,7 +96,7 @@ func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Des
 	if err != nil {
 		return nil, missing("layer "+layer.Digest.String(), err)
 	}
-	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType, 1)
+	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err), data.Close())
 	}
