@@ -51,7 +51,7 @@ type Options struct {
 	InMemory uint64
 	// LeaveRunning lets the container run on. Else it ends once the image is complete.
 	LeaveRunning bool
-	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
+	// Build says how the image is built: Compression, Level, Threads.
 	Build oci.Options
 	// WaitFor is a path in the container, "/run/ready". The checkpoint begins once something is there,
 	// which the program makes when it is to be taken; empty: at once.
