@@ -1719,6 +1719,37 @@ static const char *closed_clients_same(void)
 	return "same";
 }
 
+// A client that is made before its server waits to be accepted.
+static void early_client(void)
+{
+	static int listens; // for the calls of early_client_same
+	struct sockaddr_un at = {.sun_family = AF_UNIX, .sun_path = "@early"};
+	at.sun_path[0] = 0;
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	if (!listens) {
+		listens = 1;
+		b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+		must(bind(b, (void *)&at, sizeof at));
+		must(listen(b, 4));
+	}
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static const char *early_client_same(void)
+{
+	char text[8];
+	int s = fcntl(b, F_SETFL, O_NONBLOCK) ? -1 : accept(b, NULL, NULL);
+	if (s < 0)
+		return "nobody waits";
+	must(write(s, "hi", 2));
+	if (read(a, text, sizeof text) != 2)
+		return "it is another one";
+	close(s);
+	close(a);
+	early_client();
+	return "same";
+}
+
 // A child has ended with a status that is no letter, and nobody has waited for it.
 static void ended_child(void)
 {
@@ -2584,6 +2615,7 @@ static const struct state {
 	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
+	{"early-client", early_client, early_client_same},
 	{"ended-child", ended_child, ended_child_same},
 	{"dotted-socket", dotted_socket, dotted_socket_same},
 	{"long-socket", long_socket, NULL},
