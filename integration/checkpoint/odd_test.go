@@ -459,7 +459,7 @@ func TestDifferent(t *testing.T) {
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
-		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
+		"peers-user": "root, without an address", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
 		"raw-address": "gone", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}

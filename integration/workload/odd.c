@@ -1221,8 +1221,12 @@ static const char *peers_user_same(void)
 {
 	struct ucred peer;
 	socklen_t n = sizeof peer;
+	struct sockaddr_un own;
+	socklen_t size = sizeof own;
 	must(getsockopt(b, SOL_SOCKET, SO_PEERCRED, &peer, &n));
-	return peer.uid == 1000 ? "same" : peer.uid == 0 ? "root" : "another";
+	must(getsockname(b, (void *)&own, &size));
+	int named = size > sizeof own.sun_family;
+	return peer.uid == 1000 && named ? "same" : peer.uid == 0 && !named ? "root, without an address" : "another";
 }
 
 // Messages behind an empty one.
