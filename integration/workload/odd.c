@@ -1221,8 +1221,12 @@ static const char *peers_user_same(void)
 {
 	struct ucred peer;
 	socklen_t n = sizeof peer;
+	struct sockaddr_un own;
+	socklen_t size = sizeof own;
 	must(getsockopt(b, SOL_SOCKET, SO_PEERCRED, &peer, &n));
-	return peer.uid == 1000 ? "same" : peer.uid == 0 ? "root" : "another";
+	must(getsockname(b, (void *)&own, &size));
+	int named = size > sizeof own.sun_family;
+	return peer.uid == 1000 && named ? "same" : peer.uid == 0 && !named ? "root, without an address" : "another";
 }
 
 // Messages behind an empty one.
@@ -1716,6 +1720,37 @@ static const char *closed_clients_same(void)
 	char text[8];
 	if (recv(a, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3 || recv(b, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3)
 		return "what they have sent is lost";
+	return "same";
+}
+
+// A client that is made before its server waits to be accepted.
+static void early_client(void)
+{
+	static int listens; // for the calls of early_client_same
+	struct sockaddr_un at = {.sun_family = AF_UNIX, .sun_path = "@early"};
+	at.sun_path[0] = 0;
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	if (!listens) {
+		listens = 1;
+		b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+		must(bind(b, (void *)&at, sizeof at));
+		must(listen(b, 4));
+	}
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static const char *early_client_same(void)
+{
+	char text[8];
+	int s = fcntl(b, F_SETFL, O_NONBLOCK) ? -1 : accept(b, NULL, NULL);
+	if (s < 0)
+		return "nobody waits";
+	must(write(s, "hi", 2));
+	if (read(a, text, sizeof text) != 2)
+		return "it is another one";
+	close(s);
+	close(a);
+	early_client();
 	return "same";
 }
 
@@ -2584,6 +2619,7 @@ static const struct state {
 	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
+	{"early-client", early_client, early_client_same},
 	{"ended-child", ended_child, ended_child_same},
 	{"dotted-socket", dotted_socket, dotted_socket_same},
 	{"long-socket", long_socket, NULL},
