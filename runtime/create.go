@@ -36,7 +36,6 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/operation/imagedir"
 	"github.com/gpuckpt/gpuckpt/internal/operation/oplog"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/denied"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/hooks"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/suspension"
 )
@@ -47,7 +46,6 @@ func (s *Service) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (*ta
 	began := time.Now()
 	k := &creating{s: s, c: newContainer(r.ID, r.Bundle), r: r, restores: r.Checkpoint != ""}
 	ctx = k.c.logged(ctx)
-	gctune.Begin()
 	if k.restores {
 		go image.Warm(false)
 	}

@@ -12,13 +12,11 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/operation/journal"
 	"github.com/gpuckpt/gpuckpt/internal/recovery"
-	"github.com/gpuckpt/gpuckpt/runtime/internal/gctune"
 	"github.com/gpuckpt/gpuckpt/runtime/internal/gpustate"
 )
 
 // begin writes the record of an operation, when what dead shims have left is out of its way.
 func (c *container) begin(ctx context.Context, read config.Source, rec journal.Record) error {
-	gctune.Begin()
 	view, err := read()
 	if err != nil {
 		return err

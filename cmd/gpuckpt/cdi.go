@@ -17,7 +17,7 @@ import (
 )
 
 func cdiCommand() *cobra.Command {
-	var output, root, helper string
+	var output, root string
 	generate := &cobra.Command{
 		Use:   "generate",
 		Short: "Write a CDI specification of this node's GPUs",
@@ -33,7 +33,7 @@ update.`,
 			if err != nil {
 				return err
 			}
-			node, err := describeNode(cmd.Context(), cuda.Options{Path: helper, LibraryDir: place.Dir})
+			node, err := describeNode(cmd.Context(), cuda.Options{LibraryDir: place.Dir})
 			if err != nil {
 				return err
 			}
@@ -57,9 +57,7 @@ update.`,
 	}
 	generate.Flags().StringVar(&output, "output", "", "file to write, such as /etc/cdi/nvidia.json (default: standard output)")
 	generate.Flags().StringVar(&root, "driver-root", "", "where the driver's files are, such as /run/nvidia/driver (default: where the driver is found)")
-	generate.Flags().StringVar(&helper, "helper", "", "path of "+cuda.HelperName+" (default: next to this program, then in $PATH)")
 	_ = generate.MarkFlagFilename("output")
-	_ = generate.MarkFlagFilename("helper")
 	_ = generate.MarkFlagDirname("driver-root")
 	return group(&cobra.Command{Use: "cdi", Short: "Write the node's CDI specification, by which GPUs get into containers"}, generate)
 }

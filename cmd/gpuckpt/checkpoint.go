@@ -145,7 +145,6 @@ push" does. If that fails, the image stays in containerd.`,
 	f.StringVar(&pod, "pod", "", "all running containers of this pod of Kubernetes, NAME or NAMESPACE/NAME, or the named ones, in one cut")
 	f.BoolVar(&o.LeaveRunning, "leave-running", false, "let the container run on, as soon as the dump is complete and its GPU filled again")
 	f.StringVar(&o.WaitFor, "wait-for", "", "begin once this path is there in the container, /run/ready")
-	f.BoolVar(&o.Unpack, "unpack", false, "unpack the image too, which saves time at a restore on this node")
 	f.StringVar(&o.Dir, "image-path", cmp.Or(os.Getenv(dumpDirEnv), capture.DefaultDir),
 		"directory on this node in which the dump is made, in one of its own; a tmpfs is fastest ($"+dumpDirEnv+")")
 	c.MarkFlagsOneRequired("image", "push")

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -192,7 +191,6 @@ func (a *verifyAnswer) whose(keyFiles []string) (string, error) {
 type buildFlags struct {
 	compression string
 	level       int
-	layer       string
 	previous    string
 }
 
@@ -201,7 +199,6 @@ func (b *buildFlags) flags(c *cobra.Command, images completion) {
 	f := c.Flags()
 	f.StringVar(&b.compression, "compression", "", "compression of layers, which then have GPU state too: zstd or gzip; none has all as it is (default: zstd for writable files, and for all without GPU state)")
 	f.IntVar(&b.level, "level", 0, "compression level as the zstd or gzip program counts (0: the fastest)")
-	f.StringVar(&b.layer, "layer-size", "", "what GPU state is cut into, a power of two, 64MiB or more (default: that of --previous, else by the state's size)")
 	f.StringVar(&b.previous, "previous", "", "an earlier checkpoint image of the container: what has not changed is not stored again")
 	_ = c.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{string(oci.Zstd), string(oci.Gzip), string(oci.None)}, cobra.ShellCompDirectiveNoFileComp))
 	_ = c.RegisterFlagCompletionFunc("previous", images)
@@ -212,12 +209,5 @@ func (b *buildFlags) options() (o oci.Options, err error) {
 	o = oci.Options{Compression: oci.Compression(b.compression), Level: b.level, Memory: func(dir string) ([]string, error) {
 		return pages.Chosen(dir, config.Default().LargeMemory())
 	}}
-	if b.layer != "" {
-		n, err := units.RAMInBytes(b.layer)
-		if err != nil || n <= 0 {
-			return o, fmt.Errorf("--layer-size: %q is not a size such as 512MiB", b.layer)
-		}
-		o.LayerBytes = uint64(n)
-	}
 	return o, o.Check()
 }

@@ -36,8 +36,6 @@ type inspectAnswer struct {
 	Metadata *images.Metadata `json:"metadata,omitempty"`
 	// Files are those of a source that is not an image, without the areas.
 	Files []inspectFile `json:"files,omitempty"`
-	// Previous is set by --previous.
-	Previous *inspectPrevious `json:"previous,omitempty"`
 }
 
 type inspectFile struct {
@@ -45,19 +43,12 @@ type inspectFile struct {
 	Bytes uint64 `json:"bytes"`
 }
 
-type inspectPrevious struct {
-	Source string `json:"source"`
-	oci.Comparison
-}
-
 func inspectCommand() *cobra.Command {
 	var d daemon
-	var previous string
 	c := &cobra.Command{
 		Use:   "inspect PLACE",
 		Short: "Show what a checkpoint holds: GPUs, processes, sizes, times",
-		Long: `Show what a checkpoint holds: GPUs, processes, sizes, times, and what has changed
-since another one. Nothing is verified.
+		Long: `Show what a checkpoint holds: GPUs, processes, sizes, times. Nothing is verified.
 
 ` + places,
 		Args: cobra.ExactArgs(1),
@@ -67,24 +58,12 @@ since another one. Nothing is verified.
 				if err != nil {
 					return nil, "", err
 				}
-				if previous != "" {
-					before, err := inspect(ctx, dial, previous)
-					if err != nil {
-						return nil, "", err
-					}
-					if answer.Image == nil || before.Image == nil {
-						return nil, "", fmt.Errorf("--previous: only checkpoint images can be compared: %w", oci.ErrNotCheckpoint)
-					}
-					answer.Previous = &inspectPrevious{Source: before.Source, Comparison: answer.Image.Compare(before.Image)}
-				}
 				return answer, answer.words(), nil
 			})
 		},
 	}
 	c.ValidArgsFunction = first(d.images)
 	d.flags(c)
-	c.Flags().StringVar(&previous, "previous", "", "an earlier checkpoint image, to compare with")
-	_ = c.RegisterFlagCompletionFunc("previous", d.images)
 	return c
 }
 
@@ -153,11 +132,6 @@ func (a *inspectAnswer) words() string {
 			moved = ", " + size(ph.Bytes)
 		}
 		row("Step "+ph.Name, "%s%s", ph.Took.Round(time.Millisecond/10), moved)
-	}
-	if p := a.Previous; p != nil {
-		row("Since", "%s", p.Source)
-		row("  unchanged", "%d of %d layers of the checkpoint, %s of %s", p.SharedLayers, p.Layers, size(p.SharedBytes), size(p.Bytes))
-		row("  GPU state unchanged", "%d of %d layers, %s of %s", p.SharedGPULayers, p.GPULayers, size(p.SharedGPUBytes), size(p.GPUBytes))
 	}
 	_ = w.Flush() // into memory
 	return text.String()

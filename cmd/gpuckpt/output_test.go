@@ -129,7 +129,7 @@ func TestSendAgain(t *testing.T) {
 
 // Names in JSON begin with a small letter.
 func TestNamesInJSON(t *testing.T) {
-	data, err := json.Marshal(&inspectAnswer{Previous: &inspectPrevious{}})
+	data, err := json.Marshal(&inspectAnswer{Image: new(oci.Image), Metadata: new(images.Metadata), Files: make([]inspectFile, 1)})
 	if names := regexp.MustCompile(`"[A-Z]\w*":`).FindAllString(string(data), -1); err != nil || len(names) > 0 {
 		t.Errorf("%v, %v", names, err)
 	}

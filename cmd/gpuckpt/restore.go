@@ -210,28 +210,16 @@ func (o *restoreOptions) pulled(ctx context.Context, c *client.Client, ref strin
 	if err != nil {
 		return nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	for try := 1; ; try++ {
-		task, err := o.arriving(ctx, c, from)
-		switch {
-		case errors.Is(err, arriving.ErrWhole):
-			image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
-			if err != nil {
-				return nil, err
-			}
-			return o.start(ctx, c, image, "")
-		case !errors.As(err, new(againError)) || ctx.Err() != nil:
-			return task, err
-		case try >= o.registry.Attempts:
-			return nil, fmt.Errorf("given up after %d attempts: %w", try, err)
-		}
-		from.Note(fmt.Sprintf("trying again: %v", err))
+	task, err := o.arriving(ctx, c, from)
+	if !errors.Is(err, arriving.ErrWhole) || ctx.Err() != nil {
+		return task, err
 	}
+	image, _, err := encryption.Pull(ctx, c, ref, o.snapshotter, nil, o.registry)
+	if err != nil {
+		return nil, err
+	}
+	return o.start(ctx, c, image, "")
 }
-
-// againError is of a restore that may succeed the next time: the registry has sent wrong bytes.
-type againError struct{ error }
-
-func (e againError) Unwrap() error { return e.error }
 
 // arriving restores an image while it is fetched.
 func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *registry.Source) (_ client.Task, err error) {
@@ -243,7 +231,8 @@ func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *r
 	if err != nil {
 		err = errors.Join(err, i.Close())
 		if wrong := i.Wrong(); wrong != nil {
-			err = againError{errors.Join(wrong, err)}
+			from.Note(fmt.Sprintf("trying again: %v", wrong))
+			err = fmt.Errorf("%w: %w", arriving.ErrWhole, err)
 		}
 		return nil, err
 	}

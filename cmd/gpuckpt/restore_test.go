@@ -8,20 +8,6 @@ import (
 	"testing"
 )
 
-func TestLayerSize(t *testing.T) {
-	for text, want := range map[string]uint64{"64MiB": 64 << 20, "1GiB": 1 << 30, "1G": 1 << 30, "128mib": 128 << 20, "67108864": 64 << 20} {
-		got, err := (&buildFlags{compression: "none", layer: text}).options()
-		if err != nil || got.LayerBytes != want {
-			t.Errorf("%s: got %d, %v", text, got.LayerBytes, err)
-		}
-	}
-	for _, bad := range []string{"x", "1X", "-1", "99999999999999999999GiB", "18446744073709551615KiB", "65MiB"} {
-		if got, err := (&buildFlags{compression: "none", layer: bad}).options(); err == nil {
-			t.Errorf("%q was read as %d", bad, got.LayerBytes)
-		}
-	}
-}
-
 // What a container may do is named as "ctr run" has it.
 func TestGrants(t *testing.T) {
 	for _, o := range []restoreOptions{{capAdd: []string{"SYS_ADMIN"}}, {capDrop: []string{"ALL"}}, {files: "many"}, {files: "4096:1024"}} {

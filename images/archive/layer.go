@@ -59,7 +59,7 @@ func (a *Archive) RootFS(ctx context.Context) (io.ReadCloser, error) {
 	if a.rootfs != nil {
 		var err error
 		// containerd's CRI calls a compressed layer rootfs-diff.tar as well.
-		if plain, err = oci.Decompress(io.NewSectionReader(a.rootfs.Data, 0, int64(a.rootfs.Bytes)), "", 1); err != nil {
+		if plain, err = oci.Decompress(io.NewSectionReader(a.rootfs.Data, 0, int64(a.rootfs.Bytes)), ""); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, metadata.RootFsDiffTar, err)
 		}
 	}

@@ -12,7 +12,6 @@
 package capture
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,11 +23,12 @@ import (
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
 	"github.com/gpuckpt/gpuckpt/images"
 	"github.com/gpuckpt/gpuckpt/images/convert"
 	"github.com/gpuckpt/gpuckpt/images/localstore"
 	"github.com/gpuckpt/gpuckpt/images/oci"
-	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 const (
@@ -51,9 +51,7 @@ type Options struct {
 	InMemory uint64
 	// LeaveRunning lets the container run on. Else it ends once the image is complete.
 	LeaveRunning bool
-	// Unpack unpacks the image too, for the container's snapshotter.
-	Unpack bool
-	// Build says how the image is built: Compression, Level, Threads, LayerBytes.
+	// Build says how the image is built: Compression, Level, Threads.
 	Build oci.Options
 	// WaitFor is a path in the container, "/run/ready". The checkpoint begins once something is there,
 	// which the program makes when it is to be taken; empty: at once.
@@ -75,7 +73,6 @@ type Result struct {
 	PausedSeconds  float64 `json:"pausedSeconds"` // until it ran on, or had ended
 	DumpSeconds    float64 `json:"dumpSeconds"`
 	BuildSeconds   float64 `json:"buildSeconds"`
-	UnpackSeconds  float64 `json:"unpackSeconds,omitempty"`
 	SecondsOverall float64 `json:"seconds"`
 }
 
@@ -196,15 +193,4 @@ func (r *run) end(ctx context.Context) error {
 	}
 	r.unpaused()
 	return nil
-}
-
-func (r *run) unpack(ctx context.Context) error {
-	began := time.Now()
-	found, err := localstore.Find(ctx, r.client, r.Image)
-	if err != nil {
-		return err
-	}
-	err = localstore.Unpack(ctx, r.client, client.NewImage(r.client, found), cmp.Or(r.info.Snapshotter, "overlayfs"), nil)
-	r.result.UnpackSeconds = time.Since(began).Seconds()
-	return err
 }

@@ -190,12 +190,6 @@ func (all cut) take(ctx context.Context) (err error) {
 	}
 	for _, r := range all {
 		r.result.PausedSeconds = r.paused.Seconds()
-		if !r.Unpack {
-			continue
-		}
-		if err := localstore.Outlast(ctx, r.client, func() error { return r.unpack(ctx) }); err != nil {
-			return fmt.Errorf("%s complete, but: %w", all.images(), r.failed(err))
-		}
 	}
 	return nil
 }

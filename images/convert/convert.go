@@ -32,7 +32,7 @@ import (
 type Options struct {
 	// Dial connects to containerd. It may be nil where no Ref is in containerd.
 	Dial Dial
-	// Build says how an image is built: Compression, Level, Threads, LayerBytes.
+	// Build says how an image is built: Compression, Level, Threads.
 	Build oci.Options
 	// For building an image: Base is the Ref of the image that the container was made from, empty:
 	// as the source says; Previous that of an earlier checkpoint image of the container.

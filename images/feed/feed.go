@@ -64,12 +64,11 @@ type Feed struct {
 func New() *Feed { return &Feed{more: make(chan struct{})} }
 
 // Serve serves in a directory that only root can enter, until Close. blobs is that of images.OpenImage.
-// A socket that a feed has left there is replaced.
+// A socket that a killed program has left there is replaced.
 func (f *Feed) Serve(dir, blobs string) error {
 	path := filepath.Join(dir, socketName)
 	var listener *net.UnixListener
-	// By a rename: at no moment is there no socket where one was, which would say that all is here.
-	err := os.Remove(path + begun)
+	err := os.Remove(path)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		err = short(dir, func(address *net.UnixAddr) (err error) {
 			if listener, err = net.ListenUnix("unix", address); err == nil {
@@ -78,23 +77,15 @@ func (f *Feed) Serve(dir, blobs string) error {
 			return err
 		})
 	}
-	if err == nil {
-		if err = os.Rename(path+begun, path); err != nil {
-			listener.Close()
-		}
-	}
 	if err != nil {
 		return fmt.Errorf("tell of what arrives: %w", err)
 	}
 	f.mu.Lock()
-	f.path, f.listener, f.over = path, listener, false
+	f.path, f.listener = path, listener
 	f.mu.Unlock()
 	f.serving.Go(func() { f.serve(listener, blobs) })
 	return nil
 }
-
-// begun is behind the name of a socket that is not in its place yet.
-const begun = ".new"
 
 // short calls do with an address, short enough for a socket's, of a new socket in a directory.
 func short(dir string, do func(*net.UnixAddr) error) error {
@@ -103,7 +94,7 @@ func short(dir string, do func(*net.UnixAddr) error) error {
 		return &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	defer unix.Close(fd)
-	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s%s", fd, socketName, begun)})
+	return do(&net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s", fd, socketName)})
 }
 
 func (f *Feed) serve(listener *net.UnixListener, blobs string) {
@@ -170,7 +161,7 @@ func (f *Feed) Fail(err error) { f.tell(note{Failed: err.Error()}) }
 // closeWithin bounds the end of a Close where a Source does not read, or not hang up.
 const closeWithin = 10 * time.Second
 
-// Close ends the Serve, if there was one, and removes its socket, and waits until the Sources are closed. Serve may be
+// Close ends the Serve, if there was one, and removes its socket, and waits until the Sources are closed. It can be
 // called again.
 func (f *Feed) Close() error {
 	f.mu.Lock()

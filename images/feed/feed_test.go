@@ -219,36 +219,36 @@ func TestOpenFollowsNoLink(t *testing.T) {
 	}
 }
 
-// A feed is told before it serves, and serves again elsewhere with all that it was told.
+// A feed is told before it serves, and says all of it then.
 func TestToldBeforeItServes(t *testing.T) {
-	f := New()
+	f, dir := New(), t.TempDir()
 	f.Have("/b", 10)
 	f.Have("/a", 1)
-	for range 2 {
-		dir := t.TempDir()
-		if err := f.Serve(dir, "/"); err != nil {
-			t.Fatal(err)
-		}
-		s, err := Open(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := of(s, "/a", "/b")
-		if err := await(t.Context(), c, 0); err != nil {
-			t.Error(err)
-		}
-		if err := c.Areas()[0].Location[1].Arrival.Await(t.Context(), 0, 10); err != nil {
-			t.Error(err)
-		}
-		closed := make(chan error, 1)
-		go func() { closed <- f.Close() }()
-		if err := await(t.Context(), of(s, "/c"), 0); !errors.Is(err, ErrEnded) {
-			t.Errorf("after the end: %v", err)
-		}
-		s.Close()
-		if err := <-closed; err != nil {
-			t.Error(err)
-		}
+	if err := f.Serve(dir, "/"); err != nil {
+		t.Fatal(err)
+	}
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := of(s, "/a", "/b")
+	if err := await(t.Context(), c, 0); err != nil {
+		t.Error(err)
+	}
+	if err := c.Areas()[0].Location[1].Arrival.Await(t.Context(), 0, 10); err != nil {
+		t.Error(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- f.Close() }()
+	if err := await(t.Context(), of(s, "/c"), 0); !errors.Is(err, ErrEnded) {
+		t.Errorf("after the end: %v", err)
+	}
+	s.Close()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

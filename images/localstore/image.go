@@ -292,8 +292,8 @@ func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapsh
 	return err
 }
 
-// applier unpacks the layer with CRIU's images, all memory of the program but GPU state, by several processors.
-// containerd does so with all else.
+// applier unpacks the layer with CRIU's images by several processors, if it is not compressed: these and SHA-256 work side
+// by side then. containerd does so with all else.
 type applier struct {
 	diff.Applier
 	store content.Provider
@@ -302,7 +302,7 @@ type applier struct {
 
 // Apply unpacks a layer into mounts, and returns what it is as an archive.
 func (a applier) Apply(ctx context.Context, d ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
-	if d.Annotations[annotations.Layer] != oci.LayerCRIU || strings.HasSuffix(d.MediaType, "+encrypted") {
+	if d.Annotations[annotations.Layer] != oci.LayerCRIU || d.MediaType != ocispec.MediaTypeImageLayer {
 		return a.Applier.Apply(ctx, d, mounts, opts...)
 	}
 	var made ocispec.Descriptor
@@ -348,52 +348,32 @@ func (a applier) unpackFiles(ctx context.Context, d ocispec.Descriptor, root *os
 	}
 	defer blob.Close()
 	made.MediaType = ocispec.MediaTypeImageLayer
-	file := func(name string, size int64, write func(*os.File) error) error {
-		made.Size += size
-		f, err := root.OpenFile(filepath.Join(checkpoint.ImageDir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	digested := make(chan error, 1)
+	go func() {
+		var err error
+		made.Digest, err = a.plainDigest(d, blob)
+		digested <- err
+	}()
+	files, err := checkpoint.LayerFiles(blob, blob.Size())
+	for _, l := range files {
 		if err == nil {
-			err = errors.Join(write(f), f.Close())
+			made.Size += int64(l.Bytes)
+			err = unpackFile(l, root)
 		}
-		return err
 	}
-	if d.MediaType == ocispec.MediaTypeImageLayer {
-		digested := make(chan error, 1)
-		go func() {
-			var err error
-			made.Digest, err = a.plainDigest(d, blob)
-			digested <- err
-		}()
-		files, err := checkpoint.LayerFiles(blob, blob.Size())
-		for _, l := range files {
-			if err == nil {
-				err = file(l.Name, int64(l.Bytes), func(f *os.File) error { return mmapfile.Copy(f, io.NewSectionReader(l.Data, 0, int64(l.Bytes))) })
-			}
-		}
-		err = errors.Join(err, <-digested)
-		return made, err
-	}
-	archive, err := oci.Decompress(content.NewReader(blob), d.MediaType, runtime.NumCPU())
-	if err != nil {
-		return made, err
-	}
-	defer archive.Close()
-	plain := digest.Canonical.Digester()
-	whole := io.TeeReader(archive, plain.Hash())
-	err = checkpoint.ReadLayer(whole, func(name string, size int64, r io.Reader) error {
-		return file(name, size, func(f *os.File) error {
-			to := mmapfile.NewWriter(f, 0)
-			_, err := io.CopyN(to, r, size)
-			return errors.Join(err, to.Close())
-		})
-	})
-	if err == nil {
-		_, err = io.Copy(io.Discard, whole) // what is behind the end mark counts for the digest
-	}
-	made.Digest = plain.Digest()
+	err = errors.Join(err, <-digested)
 	return made, err
 }
 
-// plainDigest returns the digest of a layer that is not compressed.
+func unpackFile(l checkpoint.File, root *os.Root) error {
+	f, err := root.OpenFile(filepath.Join(checkpoint.ImageDir, l.Name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(mmapfile.Copy(f, io.NewSectionReader(l.Data, 0, int64(l.Bytes))), f.Close())
+}
+
+// plainDigest returns the digest of a layer.
 func (a applier) plainDigest(d ocispec.Descriptor, blob content.ReaderAt) (digest.Digest, error) {
 	if a.by != nil {
 		if _, wrote := a.by.wrote.Load(d.Digest); wrote {

@@ -34,8 +34,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/node/mmapfile"
 )
 
-// Store is containerd's content store. Blobs are read in its directory, and those whose digest is not known
-// beforehand go there; all else is containerd's answer.
+// Store is containerd's content store. Blobs are read in its directory, and go there; all else is containerd's answer.
 type Store struct {
 	content.Store
 	blobs string   // the directory of the blobs with digests of digest.Canonical
@@ -101,7 +100,7 @@ type blob struct {
 // Size is that of the blob in bytes.
 func (b *blob) Size() int64 { return b.size }
 
-// Writer begins a blob.
+// Writer begins a blob. One that the namespace has is containerd's answer, which keeps it for the lease.
 func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.Writer, error) {
 	var o content.WriterOpts
 	for _, opt := range opts {
@@ -109,8 +108,10 @@ func (s *Store) Writer(ctx context.Context, opts ...content.WriterOpt) (content.
 			return nil, err
 		}
 	}
-	if o.Desc.Digest != "" {
-		return s.Store.Writer(ctx, opts...)
+	if d := o.Desc.Digest; d != "" {
+		if _, err := s.Info(ctx, d); !errdefs.IsNotFound(err) || d.Validate() != nil || d.Algorithm() != digest.Canonical {
+			return s.Store.Writer(ctx, opts...)
+		}
 	}
 	f, err := s.temporary()
 	if err != nil {
@@ -192,20 +193,9 @@ func (w *writer) Status() (content.Status, error) {
 	return content.Status{Ref: w.ref, Offset: w.size, Total: w.total}, nil
 }
 
-// Truncate begins anew, unless others read the blob. It refuses other sizes than 0, as containerd's own writers do.
-func (w *writer) Truncate(size int64) error {
-	if w.digester == nil {
-		return fmt.Errorf("others read the blob already: %w", errdefs.ErrFailedPrecondition)
-	}
-	if size != 0 {
-		return fmt.Errorf("truncate a blob to %d bytes: only 0 is possible: %w", size, errdefs.ErrInvalidArgument)
-	}
-	if err := w.to.Reset(); err != nil {
-		return err
-	}
-	w.digester.Hash().Reset()
-	w.size = 0
-	return nil
+// Truncate is of content.Writer, and nobody's need: another writer begins anew.
+func (w *writer) Truncate(int64) error {
+	return fmt.Errorf("cut a blob of %d bytes: %w", w.size, errdefs.ErrFailedPrecondition)
 }
 
 // Close discards what was not committed.

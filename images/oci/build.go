@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
 	"runtime"
 	"sync"
 
@@ -65,9 +64,6 @@ type Options struct {
 	// Threads is how many processors make layers, each one of its own or a part of another's, in up to 80 MiB of memory;
 	// 0: all.
 	Threads int
-	// LayerBytes is what GPU state and memory are cut into, a power of two from 64 MiB on; 0: as Previous, else
-	// by the size of the state, see docs/internals/format.md.
-	LayerBytes uint64
 
 	// Memory returns the names of those files with memory, in the directory of a dump, that become blobs; nil: none do.
 	Memory func(dir string) (names []string, err error)
@@ -130,7 +126,8 @@ type builder struct {
 	store content.Store
 	id    string // begins the names of this build's ingests
 
-	memory []images.File // that becomes blobs
+	memory     []images.File // that becomes blobs
+	layerBytes uint64        // what GPU state and memory are cut into: as Previous, else by the size of the state
 
 	processors *semaphore.Weighted // Threads
 	encoder    *zstd.Encoder       // for as many
@@ -142,16 +139,13 @@ type builder struct {
 	wrote  []digest.Digest // blobs that the store did not have
 }
 
-// Check reports what is wrong with Compression, Level, Threads or LayerBytes.
+// Check reports what is wrong with Compression, Level or Threads.
 func (o *Options) Check() error {
 	if err := o.Compression.check(o.Level); err != nil {
 		return err
 	}
 	if o.Threads < 0 {
 		return fmt.Errorf("%d threads: it must be 1 or more, or 0 for one on each processor", o.Threads)
-	}
-	if o.LayerBytes != 0 && (o.LayerBytes < minLayerBytes || bits.OnesCount64(o.LayerBytes) != 1) {
-		return fmt.Errorf("layers of %d bytes: the size must be a power of two, and %d or more", o.LayerBytes, minLayerBytes)
 	}
 	return nil
 }
@@ -198,7 +192,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		return nil, err
 	}
 	b.chooseMemory(meta)
-	if b.LayerBytes == 0 {
+	if b.layerBytes == 0 {
 		most := uint64(mostBlobs)
 		if b.layers {
 			most = mostLayers
@@ -207,7 +201,7 @@ func (b *builder) build(ctx context.Context) (*Result, error) {
 		for _, f := range b.memory {
 			state += f.Bytes
 		}
-		b.LayerBytes = chooseLayerBytes(state, most)
+		b.layerBytes = chooseLayerBytes(state, most)
 	}
 	for _, l := range base.layers {
 		if err := b.copyBlob(ctx, l.desc); err != nil {

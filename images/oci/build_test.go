@@ -164,17 +164,6 @@ func TestAnUnchangedPartIsReused(t *testing.T) {
 		if second.GPUReused*100 < all*95 || second.GPULayersReused != 63 {
 			t.Errorf("%s: %d of %d bytes were reused, %d layers", c, second.GPUReused, all, second.GPULayersReused)
 		}
-		was, err := Inspect(t.Context(), store, first.Manifest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		now, err := Inspect(t.Context(), store, second.Manifest)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if c := now.Compare(was); c.SharedGPUBytes != second.GPUReused || c.GPUBytes != all || c.SharedGPULayers != second.GPULayersReused {
-			t.Errorf("the comparison says %+v, the build %+v", c, second)
-		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/pkg/archive/compression"
 	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -54,10 +55,10 @@ const maxWindow = 128 << 20
 const readBytes = 1 << 20
 
 // Decompress reads a layer of any media type as a plain archive. With no media type
-// it goes by how the layer begins. Small frames of zstd are decompressed by so many processors.
+// it goes by how the layer begins.
 //
 //nolint:contextcheck // DiffCompression looks at nothing of its context.
-func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser, err error) {
+func Decompress(r io.Reader, mediaType string) (_ io.ReadCloser, err error) {
 	kind := "unknown"
 	if strings.HasSuffix(mediaType, "+encrypted") {
 		return nil, ErrEncrypted
@@ -79,7 +80,12 @@ func Decompress(r io.Reader, mediaType string, processors int) (_ io.ReadCloser,
 	case "gzip":
 		return gzip.NewReader(bufio.NewReaderSize(r, readBytes))
 	case "zstd":
-		return newUnframer(r, processors)
+		d, err := zstd.NewReader(bufio.NewReaderSize(r, readBytes),
+			zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
 	}
 	return nil, fmt.Errorf("layers of the media type %s are not supported", mediaType)
 }
@@ -90,7 +96,7 @@ func OpenLayer(ctx context.Context, provider content.Provider, layer ocispec.Des
 	if err != nil {
 		return nil, missing("layer "+layer.Digest.String(), err)
 	}
-	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType, 1)
+	plain, err := Decompress(meter.Reader(ctx, io.NewSectionReader(data, 0, data.Size())), layer.MediaType)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: layer %s: %w", images.ErrDamaged, layer.Digest, err), data.Close())
 	}

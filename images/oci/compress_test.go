@@ -33,7 +33,7 @@ func TestDecompressReadsMuchAtATime(t *testing.T) {
 		"":                              Zstd, // it goes by how the layer begins
 	} {
 		from := &countedReader{Reader: bytes.NewReader(packedBy(t, data, testPack(t, c, 1)))}
-		plain, err := Decompress(from, mediaType, 1)
+		plain, err := Decompress(from, mediaType)
 		if err != nil {
 			t.Fatal(err)
 		}

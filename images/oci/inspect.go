@@ -164,39 +164,3 @@ func inspectMetadata(ctx context.Context, provider content.Provider, layer ocisp
 	}
 	return nil, fmt.Errorf("%w: layer %s has no %s", images.ErrDamaged, layer.Digest, images.MetadataName)
 }
-
-// Comparison is what a checkpoint image shares with a previous one.
-type Comparison struct {
-	// Layers are the checkpoint's own, Bytes their sizes as stored; Shared: of both images.
-	Layers          int    `json:"layers"`
-	SharedLayers    int    `json:"sharedLayers"`
-	Bytes           uint64 `json:"bytes"`
-	SharedBytes     uint64 `json:"sharedBytes"`
-	GPULayers       int    `json:"gpuLayers"`
-	SharedGPULayers int    `json:"sharedGPULayers"`
-	GPUBytes        uint64 `json:"gpuBytes"`
-	SharedGPUBytes  uint64 `json:"sharedGPUBytes"`
-}
-
-// Compare counts what a push of i need not send to a registry that has previous.
-func (i *Image) Compare(previous *Image) Comparison {
-	had := make(map[digest.Digest]bool)
-	for _, l := range previous.Layers {
-		had[l.Digest] = true
-	}
-	var c Comparison
-	for _, l := range i.Layers {
-		add := func(when bool, layers *int, bytes *uint64) {
-			if when {
-				*layers++
-				*bytes += l.Bytes
-			}
-		}
-		shared, gpu := had[l.Digest], l.Kind == LayerGPU
-		add(l.Kind != LayerBase, &c.Layers, &c.Bytes)
-		add(l.Kind != LayerBase && shared, &c.SharedLayers, &c.SharedBytes)
-		add(gpu, &c.GPULayers, &c.GPUBytes)
-		add(gpu && shared, &c.SharedGPULayers, &c.SharedGPUBytes)
-	}
-	return c
-}

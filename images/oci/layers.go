@@ -59,8 +59,8 @@ func (b *builder) checkpointLayers(ctx context.Context, c *images.Checkpoint, pr
 	cut := func(kind string, a *images.Area) {
 		r := a.Open(ctx)
 		open = append(open, r)
-		for at := uint64(0); at < a.End(); at += b.LayerBytes {
-			to := min(at+b.LayerBytes, a.End())
+		for at := uint64(0); at < a.End(); at += b.layerBytes {
+			to := min(at+b.layerBytes, a.End())
 			plans = append(plans, plan{kind: kind, area: r, name: a.File, ends: to == a.End(), span: span{at, to}})
 		}
 	}

@@ -198,7 +198,7 @@ func unpack(t *testing.T, store content.Store, manifest ocispec.Descriptor) []st
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := Decompress(content.NewReader(ra), l.MediaType, 1)
+		r, err := Decompress(content.NewReader(ra), l.MediaType)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -155,7 +155,7 @@ func historyOf(raw json.RawMessage, drop []bool) ([]json.RawMessage, error) {
 }
 
 // readPrevious returns those checkpoint layers of the previous image that the store
-// has, by key. It sets LayerBytes as in the previous image unless the options do.
+// has, by key. It sets layerBytes as in the previous image.
 func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	if b.Previous == nil {
 		return nil, nil
@@ -164,10 +164,8 @@ func (b *builder) readPrevious(ctx context.Context) (map[string]layer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the previous image: %w", err)
 	}
-	if b.LayerBytes == 0 {
-		if n, err := layerBytes(m.Annotations); err == nil {
-			b.LayerBytes = n
-		}
+	if n, err := layerBytes(m.Annotations); err == nil {
+		b.layerBytes = n
 	}
 	previous := make(map[string]layer)
 	for i, d := range m.Layers {
@@ -274,7 +272,7 @@ func (b *builder) annotations(m *images.Metadata) map[string]string {
 	maps.Copy(a, b.Annotations)
 	maps.Copy(a, Facts(m))
 	a[ocispec.AnnotationCreated] = a[annotations.Created]
-	a[annotations.LayerBytes] = strconv.FormatUint(b.LayerBytes, 10)
+	a[annotations.LayerBytes] = strconv.FormatUint(b.layerBytes, 10)
 	if b.BaseName != "" {
 		a[annotations.Base] = b.BaseName
 	}

@@ -365,7 +365,7 @@ func (v *verifier) layer(ctx context.Context, i int, read func(io.Reader) error)
 
 // archive unpacks a layer and has it read.
 func (v *verifier) archive(raw io.Reader, mediaType string, plain digest.Digester, read func(io.Reader) error) error {
-	unpacked, err := Decompress(raw, mediaType, 1)
+	unpacked, err := Decompress(raw, mediaType)
 	if err != nil {
 		return fmt.Errorf("%w: %w", images.ErrDamaged, err)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	cimages "github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
@@ -162,23 +161,10 @@ func (s *Source) handler(store content.Store, local func() *localstore.Store, pl
 // Fetch fetches a blob into a content store: a large one of a checkpoint past containerd's socket, by local, which is the
 // same store; nil: there is none on this machine.
 func (s *Source) Fetch(ctx context.Context, store content.Store, local func() *localstore.Store, d ocispec.Descriptor) error {
-	large := d.MediaType == oci.MediaTypeGPU || d.Annotations[annotations.Layer] == oci.LayerCRIU
-	if !large || d.Digest.Validate() != nil || d.Digest.Algorithm() != digest.Canonical || local() == nil {
-		return s.Store(ctx, store, d)
+	if d.MediaType == oci.MediaTypeGPU || d.Annotations[annotations.Layer] == oci.LayerCRIU {
+		if there := local(); there != nil {
+			store = there
+		}
 	}
-	if has, err := content.Exists(ctx, store, d); has || err != nil {
-		return s.Store(ctx, store, d) // which keeps it for the lease
-	}
-	w, err := local().Writer(ctx, content.WithRef(remotes.MakeRefKey(ctx, d)))
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	if err := s.write(ctx, w, d); err != nil {
-		return err
-	}
-	if err := w.Commit(ctx, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
-		return fmt.Errorf("store %s: %w", d.Digest, err)
-	}
-	return nil
+	return s.Store(ctx, store, d)
 }

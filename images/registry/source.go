@@ -73,7 +73,7 @@ func newSource(ref, step string, o Options) *Source {
 // has brought, and the next one goes on there.
 func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descriptor) error {
 	s.know(d)
-	return s.try(ctx, d, func() error {
+	err := s.attempts(ctx, s.meter, func() error {
 		switch err := remotes.Fetch(ctx, store, remotes.FetcherFunc(s.Stream), d); {
 		case err == nil || errdefs.IsAlreadyExists(err):
 			s.reach(d.Digest, d.Size, 0)
@@ -86,34 +86,20 @@ func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descr
 			return err
 		}
 	})
-}
-
-// write fetches a blob into a writer, which does not commit it, as often as try does.
-func (s *Source) write(ctx context.Context, w content.Writer, d ocispec.Descriptor) error {
-	return s.try(ctx, d, func() error {
-		if err := w.Truncate(0); err != nil {
-			return err
-		}
-		if err := s.copy(ctx, w, d, func(uint64) {}); err != nil {
-			return err
-		}
-		if got := w.Digest(); got != d.Digest {
-			return fmt.Errorf("%w: they have the digest %s", ErrWrongBytes, got)
-		}
-		return nil
-	})
-}
-
-// Copy fetches the bytes of a blob, no more than it has, and compares them with nothing. No byte is written twice. told
-// is called with how many are there, every few MiB. The error names the blob, and w has what came before it.
-func (s *Source) Copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
-	if err := s.copy(ctx, w, d, told); err != nil {
+	if err != nil {
 		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
 	}
 	return nil
 }
 
-func (s *Source) copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) error {
+// Copy fetches the bytes of a blob, no more than it has, and compares them with nothing. No byte is written twice. told
+// is called with how many are there, every few MiB. The error names the blob, and w has what came before it.
+func (s *Source) Copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, told func(bytes uint64)) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
+		}
+	}()
 	data, err := s.Stream(ctx, d)
 	if err != nil {
 		return err
@@ -133,15 +119,6 @@ func (s *Source) copy(ctx context.Context, w io.Writer, d ocispec.Descriptor, to
 
 // partBytes is how often who waits for a blob is told how much of it is there.
 const partBytes = 4 << 20
-
-// try calls do, which fetches a blob, until it succeeds, fails for good, or has been tried as often
-// as the Options say. Its error names the blob.
-func (s *Source) try(ctx context.Context, d ocispec.Descriptor, do func() error) error {
-	if err := s.attempts(ctx, s.meter, do); err != nil {
-		return fmt.Errorf("fetch %s: %w", d.Digest, explain(err, s.Ref))
-	}
-	return nil
-}
 
 // Note passes on a line for the user.
 func (s *Source) Note(text string) { s.meter.Note(text) }

@@ -21,7 +21,7 @@ type CheckpointAnswer struct {
 	GPUBytes, Bytes, WrittenBytes, ReusedBytes uint64
 	GPUWrittenBytes, GPUReusedBytes            uint64
 	PausedSeconds, Seconds                     float64
-	DumpSeconds, BuildSeconds, UnpackSeconds   float64
+	DumpSeconds, BuildSeconds                  float64
 }
 
 // TransferAnswer is what "gpuckpt image push --json" and "pull --json" print.

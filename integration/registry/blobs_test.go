@@ -335,9 +335,6 @@ func TestBlobsEverywhere(t *testing.T) {
 	if again.GPUReusedBytes == 0 || again.GPUWrittenBytes > again.GPUReusedBytes {
 		t.Errorf("of an unchanged program blobs were written: %+v", again)
 	}
-	if out := gpuckpt(t, c, "image", "inspect", second, "--previous", first); !strings.Contains(out, "GPU state unchanged") {
-		t.Errorf("gpuckpt image inspect --previous printed %s", out)
-	}
 	dir := t.TempDir()
 	layout, archive, kube := filepath.Join(dir, "layout"), filepath.Join(dir, "job.tar"), filepath.Join(dir, "kube.tar")
 	gpuckpt(t, c, "image", "convert", second, "oci:"+layout)

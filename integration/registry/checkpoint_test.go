@@ -334,7 +334,6 @@ func TestCheckpointRefuses(t *testing.T) {
 	fails(t, shared, nil, []string{"not a full image name"}, "checkpoint", k.ID, "--image", "job")
 	fails(t, shared, nil, []string{"[image push] is required"}, "checkpoint", k.ID)
 	fails(t, shared, nil, []string{"zstd, gzip or none"}, "checkpoint", k.ID, "--image", ref, "--compression", "zip")
-	fails(t, shared, nil, []string{"power of two"}, "checkpoint", k.ID, "--image", ref, "--layer-size", "100MiB")
 	fails(t, shared, nil, []string{"make the directory"}, "checkpoint", k.ID, "--image", ref, "--image-path", "/proc/none")
 	fails(t, shared, nil, []string{"make the directory"}, "checkpoint", k.ID, "--image", ref, "--image-path", filepath.Join(t.TempDir(), "none/dumps"))
 	fails(t, shared, nil, []string{"compression level 99"}, "checkpoint", k.ID, "--image", ref, "--level", "99")

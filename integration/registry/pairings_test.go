@@ -185,7 +185,7 @@ func walk(t *testing.T, c *harness.Containerd, r *server, specs string, p pairin
 		k.MustRemove(t)
 		gpuckpt(t, c, append([]string{"restore", dir, "--base", harness.WorkloadImage}, again...)...)
 	case "image":
-		gpuckpt(t, c, "checkpoint", k.ID, "--image", ref, "--image-path", dir, "--unpack")
+		gpuckpt(t, c, "checkpoint", k.ID, "--image", ref, "--image-path", dir)
 		k.MustRemove(t)
 		gpuckpt(t, c, append([]string{"restore", ref}, again...)...)
 	case "arriving":

@@ -35,7 +35,7 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	k.Expect(t, "count", "101")
 	ref := s.ref("job:1")
 
-	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref, "--unpack")
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
 	if made.Running || made.GPUBytes < 50331648 {
 		t.Errorf("gpuckpt checkpoint answers %+v", made)
 	}
@@ -44,11 +44,6 @@ func TestCheckpointThroughARegistry(t *testing.T) {
 	}
 	k.MustRemove(t)
 	gpuckpt(t, c, "image", "verify", ref)
-	if image, err := c.Client().GetImage(t.Context(), ref); err != nil {
-		t.Error(err)
-	} else if unpacked, err := image.IsUnpacked(t.Context(), c.Snapshotter()); err != nil || !unpacked {
-		t.Error("the image is not unpacked:", err)
-	}
 	pushed := asJSON[harness.TransferAnswer](t, c, "image", "push", ref)
 	if pushed.Digest != made.Digest || pushed.MovedBytes != pushed.Bytes || s.sent.Load() < int64(pushed.Bytes) {
 		t.Errorf("gpuckpt image push answers %+v after the registry got %d bytes", pushed, s.sent.Load())
@@ -160,10 +155,6 @@ func TestUnchangedGPUStateIsNotSentAgain(t *testing.T) {
 	}
 	if again.GPUReusedBytes < again.GPUWrittenBytes*uint64(layers*5/8) {
 		t.Errorf("the second image's GPU layers: %d bytes written, %d were there", again.GPUWrittenBytes, again.GPUReusedBytes)
-	}
-	out := gpuckpt(t, c, "image", "inspect", second, "--previous", first)
-	if !strings.Contains(out, "GPU state unchanged") {
-		t.Errorf("gpuckpt image inspect --previous printed %s", out)
 	}
 }
 

@@ -5,10 +5,6 @@ package criu
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"slices"
-	"strings"
 )
 
 // The ways in which CRIU keeps packets away while it dumps sockets.
@@ -35,30 +31,14 @@ func NetworkLock(ctx context.Context, r Runner, criu string) (method, iptables s
 // second, as long as a small dump.
 const networkLockCache = "/run/gpuckpt/network-lock"
 
-// cachedNetworkLock is NetworkLock, asked once for each CRIU and boot.
+// cachedNetworkLock is NetworkLock, where CRIU is asked once.
 func cachedNetworkLock(ctx context.Context, r Runner, criu string) string {
-	key := networkLockKey(r, criu)
-	if cached, err := os.ReadFile(networkLockCache); err == nil && key != "" {
-		method, ok := strings.CutPrefix(string(cached), key+" ")
-		if ok && slices.Contains([]string{LockIptables, LockNftables, LockSkip}, method) {
-			return method
-		}
+	if _, err := r.Look("iptables-restore"); err == nil {
+		return LockIptables
 	}
-	method, _ := NetworkLock(ctx, r, criu)
-	if key != "" {
-		remember(ctx, networkLockCache, key+" "+method)
-	}
+	method, _ := once(ctx, criu, networkLockCache, func() (string, error) {
+		method, _ := NetworkLock(ctx, r, criu)
+		return method, nil
+	})
 	return method
-}
-
-// networkLockKey names what an answer depends on: CRIU, the boot, and iptables. It
-// is "" where the answer is not to be kept.
-func networkLockKey(r Runner, criu string) string {
-	st, err := os.Stat(criu)
-	boot, berr := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil || berr != nil {
-		return ""
-	}
-	iptables, _ := r.Look("iptables-restore")
-	return fmt.Sprintf("%s %d %s %q", criu, st.ModTime().UnixNano(), strings.TrimSpace(string(boot)), iptables)
 }

@@ -133,28 +133,34 @@ func Check(ctx context.Context, r Runner, configured string) error {
 // small dump.
 const goodCRIU = "/run/gpuckpt/criu"
 
-// CheckOnce is Check that asks a criu once: the node remembers the one that was found good, until the file
-// is another or has changed.
+// CheckOnce is Check that asks a criu once.
 func CheckOnce(ctx context.Context, r Runner, configured string) error {
 	return checkOnce(ctx, r, configured, goodCRIU)
 }
 
 func checkOnce(ctx context.Context, r Runner, configured, cache string) error {
+	path, _ := Find(r, configured) // Check says why there is none
+	_, err := once(ctx, path, cache, func() (string, error) { return "", Check(ctx, r, configured) })
+	return err
+}
+
+// once returns what ask has found out about a criu. The node remembers it in a file that is gone with the next boot, until the
+// criu is another or has changed.
+func once(ctx context.Context, criu, cache string, ask func() (string, error)) (string, error) {
 	var is unix.Stat_t
-	path, err := Find(r, configured)
-	if err != nil || unix.Stat(path, &is) != nil {
-		return Check(ctx, r, configured)
+	if unix.Stat(criu, &is) != nil {
+		return ask()
 	}
 	is.Atim = unix.Timespec{} // of its reads
-	key := fmt.Sprint(path, is)
-	if good, err := os.ReadFile(cache); err == nil && string(good) == key {
-		return nil
+	key := fmt.Sprint(criu, is, " ")
+	if known, err := os.ReadFile(cache); err == nil && strings.HasPrefix(string(known), key) {
+		return string(known[len(key):]), nil
 	}
-	if err := Check(ctx, r, configured); err != nil {
-		return err
+	answer, err := ask()
+	if err == nil {
+		remember(ctx, cache, key+answer)
 	}
-	remember(ctx, cache, key)
-	return nil
+	return answer, err
 }
 
 // remember keeps an answer for other shims. Without it the next one asks again.

@@ -70,19 +70,12 @@ func TestWriter(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := NewWriter(f, size)
-		for _, end := range []int{5 << 20, len(data)} { // the second time from the begin
-			for at := 0; at < end; {
-				n, err := w.Write(data[at:min(at+100_000, end)])
-				if err != nil {
-					t.Fatal(err)
-				}
-				at += n
+		for at := 0; at < len(data); {
+			n, err := w.Write(data[at:min(at+100_000, len(data))])
+			if err != nil {
+				t.Fatal(err)
 			}
-			if end < len(data) {
-				if err := w.Reset(); err != nil {
-					t.Fatal(err)
-				}
-			}
+			at += n
 		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)

@@ -156,12 +156,6 @@ func (w *Writer) open() {
 	w.window, w.unmap = mem, unmap
 }
 
-// Reset has the file written from its begin once more. What was written beyond its size is cut.
-func (w *Writer) Reset() error {
-	w.at = 0
-	return errors.Join(w.Close(), w.f.Truncate(w.size))
-}
-
 // Close ends the writing, and cuts what was made beyond the last byte.
 func (w *Writer) Close() error {
 	w.unmap()
