@@ -295,7 +295,6 @@ func TestWithoutGPU(t *testing.T) {
 	}
 }
 
-// With GPU state, which takes most of the room, nothing is compressed.
 // With steer = false, or where host memory is short, CRIU's images have the GPU state.
 func TestGPUStateInCRIUsImages(t *testing.T) {
 	dir := newCheckpoint(t, 0)
@@ -312,6 +311,7 @@ func TestGPUStateInCRIUsImages(t *testing.T) {
 	}
 }
 
+// With GPU state, which takes most of the room, nothing is compressed.
 func TestNotCompressed(t *testing.T) {
 	store := newLayout(t)
 	r := build(t, store, newCheckpoint(t, 0, random(1<<20)), Options{})

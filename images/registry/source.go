@@ -69,8 +69,8 @@ func newSource(ref, step string, o Options) *Source {
 	return &Source{transfer: newTransfer(step, o), Ref: ref, slots: semaphore.NewWeighted(int64(o.Parallel))}
 }
 
-// Store fetches a blob into a content store. The store keeps the part that an interrupted fetch
-// has brought, and the next one goes on there.
+// Store fetches a blob into a content store. containerd's own keeps the part that an interrupted fetch
+// has brought, and the next one goes on there. A localstore.Store begins anew.
 func (s *Source) Store(ctx context.Context, store content.Store, d ocispec.Descriptor) error {
 	s.know(d)
 	err := s.attempts(ctx, s.meter, func() error {
