@@ -123,6 +123,7 @@ func Make(place Place, files []*fdinfo.FileEntry) *Plan {
 			waits[u.GetPeer()] = f
 		} else if client := waits[u.GetIno()]; client != nil && u.GetState() == unix.BPF_TCP_LISTEN {
 			p.swapped[f.GetId()], p.swapped[client.GetId()] = client, f
+			delete(waits, u.GetIno()) // an image that says it twice loses no entry
 		}
 		s := f.GetIsk()
 		if s == nil {

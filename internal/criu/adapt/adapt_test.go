@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
@@ -16,6 +17,7 @@ import (
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/regfile"
 	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	skopts "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-opts"
+	skunix "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-unix"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/timerfd"
 	"github.com/checkpoint-restore/go-criu/v8/crit/images/vma"
 	"golang.org/x/sys/unix"
@@ -284,6 +286,36 @@ func TestInterface(t *testing.T) {
 		Make(Place{Interfaces: test.here}, nil).Edit(&fdinfo.FileEntry{Psk: k})
 		if k.GetIfindex() != test.want || k.Mclist[0].GetIndex() != test.want || k.Mclist[1].GetIndex() != 1 || k.Opts.SoBoundDev != nil {
 			t.Errorf("%s: %v", name, k)
+		}
+	}
+}
+
+// Unix sockets that listen come before all that wait for them. What is in order, or no more than names a peer, stays.
+func TestWaitingClients(t *testing.T) {
+	const waits, listens = unix.BPF_TCP_ESTABLISHED, unix.BPF_TCP_LISTEN
+	entry := func(number, peer, state uint32) *fdinfo.FileEntry {
+		return &fdinfo.FileEntry{Id: new(number), Usk: &skunix.UnixSkEntry{Ino: new(number), Peer: new(peer), State: new(state)}}
+	}
+	for name, c := range map[string]struct {
+		files []*fdinfo.FileEntry
+		want  []uint32
+	}{
+		"in order":             {[]*fdinfo.FileEntry{entry(1, 0, listens), entry(2, 1, waits), entry(3, 1, waits)}, []uint32{1, 2, 3}},
+		"several clients":      {[]*fdinfo.FileEntry{entry(1, 4, waits), entry(2, 4, waits), entry(3, 0, waits), entry(4, 0, listens), entry(5, 4, waits)}, []uint32{4, 2, 3, 1, 5}},
+		"two servers, crossed": {[]*fdinfo.FileEntry{entry(1, 3, waits), entry(2, 4, waits), entry(3, 0, listens), entry(4, 0, listens)}, []uint32{3, 4, 1, 2}},
+		"two servers, nested":  {[]*fdinfo.FileEntry{entry(1, 4, waits), entry(2, 3, waits), entry(3, 0, listens), entry(4, 0, listens)}, []uint32{4, 3, 2, 1}},
+		"accepted":             {[]*fdinfo.FileEntry{entry(1, 2, waits), entry(2, 1, waits), entry(3, 0, listens)}, []uint32{1, 2, 3}},
+		"twice the server":     {[]*fdinfo.FileEntry{entry(1, 2, waits), entry(2, 0, listens), {Id: new(uint32(3)), Usk: entry(2, 0, listens).Usk}}, []uint32{2, 1, 3}},
+	} {
+		p := Make(Place{}, c.files)
+		var got []uint32
+		for _, f := range c.files {
+			f = proto.CloneOf(f) // as read anew
+			p.Edit(f)
+			got = append(got, f.GetId())
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 }
