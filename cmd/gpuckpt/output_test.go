@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/images"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/images/capture"
 	"github.com/gpuckpt/gpuckpt/images/catalog"
 	"github.com/gpuckpt/gpuckpt/images/oci"
+	"github.com/gpuckpt/gpuckpt/images/registry"
 )
 
 // With --json an error is JSON as well, also one of a wrong call.
@@ -124,6 +126,16 @@ func TestSendAgain(t *testing.T) {
 	p := pushed{recipients: []string{"a.pub", "b.pub"}}
 	if got := p.again(namespaces.WithNamespace(t.Context(), "k8s.io"), "job:1", "there:1"); got != "gpuckpt image push --namespace k8s.io --encrypt a.pub --encrypt b.pub job:1 there:1" {
 		t.Error(got)
+	}
+}
+
+// An image that was named NAME@DIGEST is printed so.
+func TestDigestOnce(t *testing.T) {
+	of := digest.FromString("job")
+	for _, name := range []string{"r.test/job:1", "r.test/job:1@" + of.String()} {
+		if got := (&transferAnswer{Image: name, Digest: of, Result: new(registry.Result)}).words("sent"); !strings.HasPrefix(got, "r.test/job:1@"+of.String()+"\n") {
+			t.Error(got)
+		}
 	}
 }
 

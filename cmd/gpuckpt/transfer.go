@@ -67,7 +67,7 @@ func (t *transferFlags) transfer(cmd *cobra.Command, name, verb string, move fun
 // words says what was moved.
 func (a *transferAnswer) words(verb string) string {
 	return fmt.Sprintf("%s@%s\n%s %s of %s, %s reused; %.2f s\n",
-		a.Image, a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds)
+		strings.TrimSuffix(a.Image, "@"+a.Digest.String()), a.Digest, size(a.Moved), verb, size(a.Bytes), size(a.Reused), a.Seconds)
 }
 
 // sendImage sends what is in a place to the registry that the answer's image names.
