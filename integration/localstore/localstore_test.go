@@ -196,6 +196,47 @@ func TestCollectedInBetween(t *testing.T) {
 	read(ctx, t, d.store, data)
 }
 
+// A blob whose digest is known goes past the socket, too, unless the namespace has it or another kind of digest names it.
+func TestKnownDigest(t *testing.T) {
+	ctx, d := newDaemon(t)
+	s, err := localstore.Open(d.store, d.root, d.known)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := []byte("GPU state")
+	long := ocispec.Descriptor{Digest: digest.SHA512.FromBytes(data), Size: int64(len(data))}
+	for name, c := range map[string]struct {
+		of     ocispec.Descriptor
+		socket bool
+	}{"SHA-256": {describe(data), false}, "SHA-512": {long, true}} {
+		w, err := s.Writer(ctx, content.WithRef(name), content.WithDescriptor(c.of))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if _, err := d.store.Status(ctx, name); c.socket != (err == nil) {
+			t.Errorf("%s: containerd's ingest: %v", name, err)
+		}
+		if err := content.Copy(ctx, w, bytes.NewReader(data), c.of.Size, c.of.Digest, root); err != nil {
+			t.Error(name, err)
+		}
+		if _, err := s.Writer(ctx, content.WithRef(name), content.WithDescriptor(c.of)); !errdefs.IsAlreadyExists(err) {
+			t.Errorf("%s, once more: %v", name, err)
+		}
+	}
+	read(ctx, t, d.store, data)
+	of := describe([]byte("another state"))
+	w, err := s.Writer(ctx, content.WithRef("wrong"), content.WithDescriptor(of))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := content.Copy(ctx, w, bytes.NewReader([]byte("another stale")), of.Size, of.Digest); !errdefs.IsFailedPrecondition(err) {
+		t.Error("other bytes than those of the digest:", err)
+	}
+	if _, err := d.store.Info(ctx, of.Digest); !errdefs.IsNotFound(err) {
+		t.Error("they are there:", err)
+	}
+}
+
 // What is given up leaves nothing behind, nor does what is not as expected.
 func TestNothingLeft(t *testing.T) {
 	ctx, d := newDaemon(t)
