@@ -140,7 +140,8 @@ func TestPausedForACheckpoint(t *testing.T) {
 	}
 	ctr("pause")
 	ctr("checkpoint", "--image-path", t.TempDir())
-	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "paused for a checkpoint")
+	harness.Says(t, gpuckpt(t, shared, "suspend", k.ID), "paused for a checkpoint", "ctr tasks resume")
+	harness.Says(t, gpuckpt(t, shared, "resume", k.ID), "not suspended")
 	ctr("resume")
 	k.Expect(t, "count", "102")
 	suspend(t, shared, k)

@@ -46,7 +46,7 @@ type Checkpoints struct {
 var ErrOther = fmt.Errorf("another checkpoint of the container is being made; try again when it is done: %w", errdefs.ErrFailedPrecondition)
 
 // ErrPaused is the error of a suspension that the resume after a checkpoint would undo.
-var ErrPaused = fmt.Errorf("the container is paused for a checkpoint, whose client resumes it: try again then, or resume it if the client has died: %w", errdefs.ErrFailedPrecondition)
+var ErrPaused = fmt.Errorf("the container is paused for a checkpoint, whose client resumes it: try again then, or if the client has died, after `ctr tasks resume`: %w", errdefs.ErrFailedPrecondition)
 
 // Begin notes that a checkpoint is being made of a container, if its client has paused it.
 func (e *Checkpoints) Begin(paused bool) {
