@@ -3,9 +3,7 @@
 
 package criu
 
-import (
-	"context"
-)
+import "context"
 
 // The ways in which CRIU keeps packets away while it dumps sockets.
 const (
@@ -32,13 +30,13 @@ func NetworkLock(ctx context.Context, r Runner, criu string) (method, iptables s
 const networkLockCache = "/run/gpuckpt/network-lock"
 
 // cachedNetworkLock is NetworkLock, where CRIU is asked once.
-func cachedNetworkLock(ctx context.Context, r Runner, criu string) string {
+func cachedNetworkLock(ctx context.Context, r Runner, criu, cache string) string {
 	if _, err := r.Look("iptables-restore"); err == nil {
 		return LockIptables
 	}
-	method, _ := once(ctx, criu, networkLockCache, func() (string, error) {
+	method, _ := once(ctx, criu, cache, func() (string, error) {
 		method, _ := NetworkLock(ctx, r, criu)
-		return method, nil
+		return method, ctx.Err() // what a client has given up is no answer to keep
 	})
 	return method
 }

@@ -170,7 +170,7 @@ func (s Settings) read() (base string, options map[string]any, err error) {
 // networkLock returns the way that the shim chooses.
 func (s Settings) networkLock(ctx context.Context, r Runner) string {
 	criu, _ := Find(r, s.View.CRIU.Path) // without one runc's own error says so
-	return cachedNetworkLock(ctx, r, criu)
+	return cachedNetworkLock(ctx, r, criu, networkLockCache)
 }
 
 // LocksNetwork reports whether CRIU keeps packets away while it dumps and restores sockets.

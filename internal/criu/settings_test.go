@@ -4,6 +4,7 @@
 package criu
 
 import (
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
@@ -81,7 +82,7 @@ func TestWriteSettings(t *testing.T) {
 			}
 			got = strings.TrimSuffix(got, libdir)
 			criu, _ := Find(Shim{}, "")
-			lock := "network-lock " + cachedNetworkLock(t.Context(), Shim{}, criu) + "\n"
+			lock := "network-lock " + cachedNetworkLock(t.Context(), Shim{}, criu, networkLockCache) + "\n"
 			if lock != "network-lock iptables\n" && !hasOption(test.want, "network-lock") {
 				test.want += lock
 			}
@@ -149,6 +150,23 @@ func TestNetworkLock(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+// CRIU is asked once, and once more after a client that did not wait for the answer.
+func TestNetworkLockOnce(t *testing.T) {
+	dir := usePrograms(t, map[string]string{"criu": `echo asked >>"${0%/*}/asked"`})
+	criu, cache := filepath.Join(dir, "criu"), filepath.Join(t.TempDir(), "run", "lock")
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	cachedNetworkLock(gone, Shim{}, criu, cache)
+	for range 2 {
+		if got := cachedNetworkLock(t.Context(), Shim{}, criu, cache); got != LockNftables {
+			t.Errorf("got %q", got)
+		}
+	}
+	if asked, err := os.ReadFile(filepath.Join(dir, "asked")); string(asked) != "asked\n" {
+		t.Errorf("%q, %v", asked, err)
 	}
 }
 
