@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command gpuckpt-tmpfs takes the place of the tar that CRIU runs for each tmpfs of a container, and brings
-// the loopback interface of a restored one up. It is started by CRIU and runc, never by hand.
+// the loopback interface of a restored one up, with the sysctls of its network. It is started by CRIU and runc, never by hand.
 package main
 
 import (

@@ -268,7 +268,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
+	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "early-client", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "transparent", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
 		t.Run(state, func(t *testing.T) {
 			tries := 1
 			if state == "failing-waits" {
@@ -312,18 +312,25 @@ func TestNetwork(t *testing.T) {
 					t.Fatalf("%q, %v\n%s", got, err, k.Logs())
 				}
 			}
-			in("sh", "-c", "echo 0 2147483647 > /proc/sys/net/ipv4/ping_group_range")
 			in("ip", "link", "add", "e0", "type", "bridge")
-			k := odd(t, harness.RunSpec{OwnNetwork: true, CtrFlags: append(flags, "--with-ns", "network:"+network)}, state, "")
+			spec := harness.RunSpec{OwnNetwork: true, CtrFlags: append(flags, "--with-ns", "network:"+network), Amend: []oci.SpecOpts{setSysctl}}
+			k := odd(t, spec, state, "")
 			same(k)
 			ref := takeCheckpoint(t, shared, k, "1")
 			same(k)
 			k.MustRemove(t)
+			in("sh", "-c", "echo 1 0 > /proc/sys/net/ipv4/ping_group_range") // as a new network has it
 			in("ip", "link", "set", "e0", "name", "e1")
 			in("ip", "link", "add", "e0", "type", "bridge")
 			same(restore(t, shared, k.ID, ref, k.Port))
 		})
 	}
+}
+
+// setSysctl lets all users ping.
+func setSysctl(_ context.Context, _ oci.Client, _ *containers.Container, s *oci.Spec) error {
+	s.Linux.Sysctl = map[string]string{"net.ipv4.ping_group_range": "0 2147483647"}
+	return nil
 }
 
 // endedByPause is what failing-waits says if the client's pause alone has ended calls: runc freezes a cgroup of version
@@ -452,7 +459,7 @@ func TestDifferent(t *testing.T) {
 	says := map[string]string{
 		"mapping-policy": "the default", "lock-future": "new memory is not locked", "queued-udp": "lost", "queued-sender": "without a sender",
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
-		"peers-user": "root", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
+		"peers-user": "root, without an address", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
 		"raw-address": "gone", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}

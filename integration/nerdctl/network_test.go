@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
+	"github.com/gpuckpt/gpuckpt/internal/node/host"
 )
 
 // inside is where a counter listens that has a network of its own.
@@ -86,15 +87,25 @@ func TestOwnNetwork(t *testing.T) {
 	must(t, "network", "rm", "own")
 }
 
-// Without a network there is the loopback interface, up, as at the first start.
+// Without a network there is the loopback interface, up, as at the first start, and the sysctls that were asked for.
 func TestNoNetwork(t *testing.T) {
 	results.Add(t)
-	k := run(t, container{name: strings.ToLower(t.Name())}, "loop", inside, "--network", "none",
+	k := run(t, container{name: strings.ToLower(t.Name())}, "loop", inside, "--network", "none", "--sysctl", "net.core.somaxconn=77",
 		"--annotation", "dev.gpuckpt.on-checkpoint=stop")
 	k.says(t, "101 open")
 	must(t, "checkpoint", "create", k.name, "none")
 	must(t, "start", "--checkpoint", "none", k.name)
 	k.says(t, "102 open")
+	err := host.InNetwork("/proc/"+must(t, "inspect", "--format", "{{.State.Pid}}", k.name)+"/ns/net", func() error {
+		value, err := os.ReadFile("/proc/sys/net/core/somaxconn")
+		if string(value) != "77\n" {
+			t.Errorf("net.core.somaxconn is %s", value)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // A checkpoint image goes on in a network of its own, at another port; not in the

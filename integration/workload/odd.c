@@ -1221,8 +1221,12 @@ static const char *peers_user_same(void)
 {
 	struct ucred peer;
 	socklen_t n = sizeof peer;
+	struct sockaddr_un own;
+	socklen_t size = sizeof own;
 	must(getsockopt(b, SOL_SOCKET, SO_PEERCRED, &peer, &n));
-	return peer.uid == 1000 ? "same" : peer.uid == 0 ? "root" : "another";
+	must(getsockname(b, (void *)&own, &size));
+	int named = size > sizeof own.sun_family;
+	return peer.uid == 1000 && named ? "same" : peer.uid == 0 && !named ? "root, without an address" : "another";
 }
 
 // Messages behind an empty one.
@@ -1716,6 +1720,37 @@ static const char *closed_clients_same(void)
 	char text[8];
 	if (recv(a, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3 || recv(b, text, sizeof text, MSG_PEEK | MSG_DONTWAIT) != 3)
 		return "what they have sent is lost";
+	return "same";
+}
+
+// A client that is made before its server waits to be accepted.
+static void early_client(void)
+{
+	static int listens; // for the calls of early_client_same
+	struct sockaddr_un at = {.sun_family = AF_UNIX, .sun_path = "@early"};
+	at.sun_path[0] = 0;
+	a = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+	if (!listens) {
+		listens = 1;
+		b = (int)must(socket(AF_UNIX, SOCK_STREAM, 0));
+		must(bind(b, (void *)&at, sizeof at));
+		must(listen(b, 4));
+	}
+	must(connect(a, (void *)&at, sizeof at));
+}
+
+static const char *early_client_same(void)
+{
+	char text[8];
+	int s = fcntl(b, F_SETFL, O_NONBLOCK) ? -1 : accept(b, NULL, NULL);
+	if (s < 0)
+		return "nobody waits";
+	must(write(s, "hi", 2));
+	if (read(a, text, sizeof text) != 2)
+		return "it is another one";
+	close(s);
+	close(a);
+	early_client();
 	return "same";
 }
 
@@ -2332,6 +2367,22 @@ static const char *free_bind_same(void)
 	return at.sin_addr.s_addr == inet_addr("192.0.2.7") && value_of(a, IPPROTO_IP, IP_FREEBIND) == 1 ? "same" : "another address";
 }
 
+// A proxy's, which has its clients' addresses (TPROXY).
+static void transparent(void)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {inet_addr("192.0.2.7")}};
+	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	set_value(a, IPPROTO_IP, IP_TRANSPARENT, 1);
+	must(bind(a, (void *)&at, sizeof at));
+	must(listen(a, 4));
+}
+
+static const char *transparent_same(void)
+{
+	int is = value_of(a, IPPROTO_IP, IP_TRANSPARENT), free = value_of(a, IPPROTO_IP, IP_FREEBIND);
+	return is && !free ? "same" : free ? "IP_FREEBIND" : "no IP_TRANSPARENT";
+}
+
 // A socket is bound to a group on one interface (mDNS).
 static void bound_group(void)
 {
@@ -2584,6 +2635,7 @@ static const struct state {
 	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
+	{"early-client", early_client, early_client_same},
 	{"ended-child", ended_child, ended_child_same},
 	{"dotted-socket", dotted_socket, dotted_socket_same},
 	{"long-socket", long_socket, NULL},
@@ -2616,6 +2668,7 @@ static const struct state {
 	{"small-queue", small_queue, small_queue_same},
 	{"md5", md5, md5_same},
 	{"free-bind", free_bind, free_bind_same},
+	{"transparent", transparent, transparent_same},
 	{"broadcast", broadcast, broadcast_same},
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},

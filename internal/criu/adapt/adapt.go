@@ -23,6 +23,7 @@
 //     no time left, and CRIU would set it so.
 //   - A timer with an absolute time (timerfd) gets what is left of it: CRIU adds whole seconds of the clock alone, and
 //     has it come too early. One of the day's time is gpuckpt's plugin's (package told).
+//   - A Unix socket that waits to be accepted comes after the one that listens: CRIU does not find that else.
 //   - A socket whose removed name was below a directory gets the whole path: the directory may be gone.
 //   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
@@ -94,6 +95,8 @@ type Plan struct {
 	own   map[netip.Addr]bool // addresses that sockets of the dump are bound to
 	names map[string]string   // new names of the driver's sockets, by the old ones
 
+	swapped map[uint32]*fdinfo.FileEntry // what stands in the place of an entry, by its number
+
 	// Closed are the connections that come back closed, "127.0.0.1:80 10.0.0.1:1234", of what was edited.
 	Closed []string
 
@@ -113,8 +116,14 @@ type end struct {
 
 // Make returns a plan for all open files of a dump.
 func Make(place Place, files []*fdinfo.FileEntry) *Plan {
-	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string), ports: make(map[uint16]bool)}
+	p := &Plan{place: place, ends: make(map[end]bool), own: make(map[netip.Addr]bool), names: make(map[string]string), ports: make(map[uint16]bool), swapped: make(map[uint32]*fdinfo.FileEntry)}
+	waits := make(map[uint32]*fdinfo.FileEntry) // the first that waits for a socket, by the number of that
 	for _, f := range files {
+		if u := f.GetUsk(); u.GetPeer() != 0 && waits[u.GetPeer()] == nil {
+			waits[u.GetPeer()] = f
+		} else if client := waits[u.GetIno()]; client != nil && u.GetState() == unix.BPF_TCP_LISTEN {
+			p.swapped[f.GetId()], p.swapped[client.GetId()] = client, f
+		}
 		s := f.GetIsk()
 		if s == nil {
 			continue
@@ -134,6 +143,10 @@ func Make(place Place, files []*fdinfo.FileEntry) *Plan {
 func (p *Plan) Edit(entry proto.Message) {
 	switch e := entry.(type) {
 	case *fdinfo.FileEntry:
+		if other := p.swapped[e.GetId()]; other != nil {
+			proto.Reset(e)
+			proto.Merge(e, other)
+		}
 		p.file(e)
 	case *mnt.MntEntry:
 		if p.place.Slaves[e.GetMntId()] {

@@ -1,12 +1,13 @@
 // Copyright The gpuckpt Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Package loopback brings the loopback interface up in the network of a container that is restored.
+// Package loopback brings the loopback interface up in the network of a container that is restored, and
+// sets the sysctls there that the spec has.
 //
-// runc's init brings the interface up in a network namespace that runc makes, and does not
-// run in a restore. With the interface down CRIU could not bind the sockets of a connection inside
-// the container. So a hook of runc's brings it up when CRIU has made the namespace and no socket yet. In a
-// namespace of the client's, a pod's, the interface is the client's.
+// runc's init does both where runc makes the network namespace, and does not run in a restore. With the
+// interface down CRIU could not bind the sockets of a connection inside the container. So a hook of runc's
+// does it when CRIU has made the namespace and no socket yet. In a namespace of the client's, a pod's, the
+// interface is the client's.
 package loopback
 
 import (
@@ -15,8 +16,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -24,8 +27,14 @@ import (
 	"github.com/gpuckpt/gpuckpt/internal/criu/tmpfs"
 )
 
-// hook is the name under which a program is the hook.
-const hook = "gpuckpt-loopback"
+const (
+	// hook is the name under which a program is the hook.
+	hook = "gpuckpt-loopback"
+	// bringUp is its argument to bring the interface up. The others are sysctls, PATH=VALUE.
+	bringUp = "up"
+	// sysctls are the only ones that the hook sets, those of a network namespace: CRIU restores the others.
+	sysctls = "net/"
+)
 
 // maxHookState bounds what is read of runc, in bytes.
 const maxHookState = 1 << 20
@@ -33,7 +42,19 @@ const maxHookState = 1 << 20
 // Hook adds the hook to the spec of a container to be restored. It is the program that CRIU runs as tar: the
 // shim takes several times as long to start.
 func Hook(spec *specs.Spec) error {
-	if spec.Linux == nil || !slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace}) {
+	if spec.Linux == nil {
+		return nil
+	}
+	args := []string{hook}
+	if slices.Contains(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace}) {
+		args = append(args, bringUp)
+	}
+	for name, value := range spec.Linux.Sysctl {
+		if path := strings.ReplaceAll(name, ".", "/"); strings.HasPrefix(path, sysctls) {
+			args = append(args, path+"="+value)
+		}
+	}
+	if len(args) == 1 {
 		return nil
 	}
 	program, err := tmpfs.Program()
@@ -43,24 +64,24 @@ func Hook(spec *specs.Spec) error {
 	if spec.Hooks == nil {
 		spec.Hooks = new(specs.Hooks)
 	}
-	spec.Hooks.CreateRuntime = append(spec.Hooks.CreateRuntime, specs.Hook{Path: program, Args: []string{hook}})
+	spec.Hooks.CreateRuntime = append(spec.Hooks.CreateRuntime, specs.Hook{Path: program, Args: args})
 	return nil
 }
 
 // IsHook reports whether this process is the hook: main then only calls Main.
-func IsHook() bool { return len(os.Args) == 1 && os.Args[0] == hook }
+func IsHook() bool { return os.Args[0] == hook }
 
-// Main brings the loopback interface up in the network namespace of the container whose
-// state is on standard input, and ends the program. runc shows its standard error if it fails.
+// Main does what the arguments say in the network namespace of the container whose state is on standard
+// input, and ends the program. runc shows its standard error if it fails.
 func Main() {
-	if err := up(os.Stdin); err != nil {
-		fmt.Fprintf(os.Stderr, "bring the loopback interface up: %v\n", err)
+	if err := set(os.Stdin, os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "set up the restored network: %v\n", err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
-func up(state io.Reader) error {
+func set(state io.Reader, args []string) error {
 	var s specs.State
 	if err := json.NewDecoder(io.LimitReader(state, maxHookState)).Decode(&s); err != nil {
 		return fmt.Errorf("read the container's state: %w", err)
@@ -77,6 +98,35 @@ func up(state io.Reader) error {
 	if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("join the network namespace of process %d: %w", s.Pid, err)
 	}
+	for _, arg := range args {
+		path, value, setting := strings.Cut(arg, "=")
+		if setting {
+			err = write(path, value)
+		} else {
+			err = up()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write sets a sysctl of the network namespace that the thread is in: the kernel shows each its own.
+func write(path, value string) error {
+	if !filepath.IsLocal(path) || !strings.HasPrefix(filepath.Clean(path), sysctls) {
+		return fmt.Errorf("%s is no sysctl of a network", path)
+	}
+	file, err := os.OpenFile(filepath.Join("/proc/sys", path), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteString(value)
+	return errors.Join(err, file.Close())
+}
+
+// up brings the interface up.
+func up() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
