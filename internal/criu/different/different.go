@@ -78,7 +78,7 @@ var Kinds = []Kind{
 	{"exclusive", "`TIOCEXCL`, `TCOOFF`", "off", func(l *looked) bool { return l.exclusive }},
 	{"exit-signal", "`clone` with another exit signal", "`SIGCHLD`", func(l *looked) bool { return l.otherEnds }},
 	{"shared-mount", "a mount that is shared with the host's (`rshared`, Bidirectional)", "neither sees what the other mounts there", func(l *looked) bool { return l.shared }},
-	{"peers-user", "`SO_PEERCRED`, addresses (`getsockname`) of a Unix connection", "root's; none", nil},
+	{"peers-user", "`SO_PEERCRED`, addresses (`getsockname`) of a Unix connection", "root's, and none", nil},
 	{"behind-empty", "Unix datagrams behind an empty one", "lost", nil},
 	{"nameless", "`O_TMPFILE` without a name", "gets none", nil},
 	{"keys", "keys (`add_key`)", "gone", nil},
