@@ -2367,6 +2367,22 @@ static const char *free_bind_same(void)
 	return at.sin_addr.s_addr == inet_addr("192.0.2.7") && value_of(a, IPPROTO_IP, IP_FREEBIND) == 1 ? "same" : "another address";
 }
 
+// A proxy's, which has its clients' addresses (TPROXY).
+static void transparent(void)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {inet_addr("192.0.2.7")}};
+	a = (int)must(socket(AF_INET, SOCK_STREAM, 0));
+	set_value(a, IPPROTO_IP, IP_TRANSPARENT, 1);
+	must(bind(a, (void *)&at, sizeof at));
+	must(listen(a, 4));
+}
+
+static const char *transparent_same(void)
+{
+	int is = value_of(a, IPPROTO_IP, IP_TRANSPARENT), free = value_of(a, IPPROTO_IP, IP_FREEBIND);
+	return is && !free ? "same" : free ? "IP_FREEBIND" : "no IP_TRANSPARENT";
+}
+
 // A socket is bound to a group on one interface (mDNS).
 static void bound_group(void)
 {
@@ -2652,6 +2668,7 @@ static const struct state {
 	{"small-queue", small_queue, small_queue_same},
 	{"md5", md5, md5_same},
 	{"free-bind", free_bind, free_bind_same},
+	{"transparent", transparent, transparent_same},
 	{"broadcast", broadcast, broadcast_same},
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},

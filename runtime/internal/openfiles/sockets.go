@@ -19,6 +19,8 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/checkpoint-restore/go-criu/v8/crit/images/fdinfo"
+	skinet "github.com/checkpoint-restore/go-criu/v8/crit/images/sk-inet"
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
@@ -115,6 +117,9 @@ var options = map[option]string{
 	{unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK}: "NETLINK_GET_STRICT_CHK",
 }
 
+// With these a socket may have an address that is not here.
+var transparent, freeBind = option{unix.IPPROTO_IP, unix.IP_TRANSPARENT}, option{unix.IPPROTO_IP, unix.IP_FREEBIND}
+
 // ofConnection are options that the kernel sets for a connection itself: a program's is that of another socket.
 var ofConnection = map[option]bool{{unix.IPPROTO_TCP, unix.TCP_MAXSEG}: true, {unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP}: true}
 
@@ -204,6 +209,7 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	defer f.Close()
 	text, left := bufio.NewWriter(f), maxText // a container may have a hundred thousand sockets
 	seen, networks, usual := make(map[uint64]bool), newNetworks(), make(fresh)
+	elsewhere := make(map[uint32]bool) // may have an address that is not here; by their inodes
 	for number, pid := range inside {
 		n, err := networks.network(pid)
 		if err != nil && !proc.Ended(err) {
@@ -215,6 +221,9 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 			if failed == nil && unix.Fstat(s, &st) == nil && !seen[st.Ino] && len(seen) < maxSockets {
 				seen[st.Ino] = true
 				noted := socket{pid: number, fd: fd, values: usual.without(s, readOptions(s))}
+				if noted.values[transparent] != nil && noted.values[freeBind] == nil {
+					elsewhere[uint32(st.Ino)], noted.values[freeBind] = true, make([]byte, 4) //nolint:gosec // CRIU's are so
+				}
 				noted.groups, failed = networks.memberships(s, n)
 				var line bytes.Buffer
 				write(&line, noted)
@@ -235,7 +244,24 @@ func Save(dir string, dumped *image.Set, init int, pids func() ([]int, error)) e
 	if len(seen) == 0 {
 		return os.Remove(file)
 	}
-	return errors.Join(text.Flush(), f.Close())
+	return cmp.Or(bindFreely(dumped, elsewhere), text.Flush(), f.Close())
+}
+
+// bindFreely has CRIU bind transparent sockets to addresses that are not here, as it does with those of IP_FREEBIND: it
+// knows nothing of IP_TRANSPARENT. Restore sets both options as they were.
+func bindFreely(dumped *image.Set, sockets map[uint32]bool) error {
+	if len(sockets) == 0 {
+		return nil
+	}
+	return image.EditOf(dumped, "files.img", func(f *fdinfo.FileEntry) error {
+		if s := f.GetIsk(); sockets[s.GetIno()] && s.GetFamily() == unix.AF_INET {
+			if s.IpOpts == nil {
+				s.IpOpts = new(skinet.IpOptsEntry)
+			}
+			s.IpOpts.Freebind = new(true)
+		}
+		return nil
+	})
 }
 
 // write writes a line: the process, the descriptor, and the values as LEVEL.NUMBER=HEX, then the groups.
