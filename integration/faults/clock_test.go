@@ -25,7 +25,6 @@ var wallClock = map[string]string{
 	"internal/criu/plugin/plugin.c":           "a program's timer",
 	"runtime/internal/told/remade.go":         "a program's timer",
 	"internal/criu/log.go":                    "which logs are the newest",
-	"internal/criu/networklock.go":            "whether a program is another one than before",
 	"runtime/create.go":                       "when an operation began, in the log",
 	"runtime/internal/gpustate/describe.go":   "when a checkpoint was taken",
 	"runtime/internal/hooks/note.go":          "when a container was restored, for its program",

@@ -268,7 +268,7 @@ func (k objects) testCheckpoint(t *testing.T) {
 	if said := k.plugin(t, "logs", "first"); !strings.Contains(said, "Complete (Pushed)") || !strings.Contains(said, "Pod first") {
 		t.Errorf("kubectl gpuckpt logs prints\n%s", said)
 	}
-	within(t, "the node's image is removed", func() bool { return len(k.ours(t, made.Status.Containers[0].Digest)) == 0 })
+	k.removed(t, made.Status.Containers[0].Digest)
 	if left, err := filepath.Glob("/run/gpuckpt-agent-*"); err != nil || len(left) > 0 {
 		t.Errorf("left are %v, %v", left, err)
 	}
@@ -362,6 +362,22 @@ func (k objects) ours(t *testing.T, digests ...string) (names []string) {
 	return names
 }
 
+// removed waits until the node has none of the images of Checkpoints, nor one of the digests.
+func (k objects) removed(t *testing.T, digests ...string) {
+	t.Helper()
+	var left []string
+	defer func() {
+		if len(left) > 0 {
+			log, err := k.n.Kubectl(session.Context(), "logs", "--namespace", "gpuckpt", "--selector", "app.kubernetes.io/name=gpuckpt-agent", "--tail=200", "--prefix")
+			t.Logf("left are %q; the agents say (%v)\n%s", left, err, log)
+		}
+	}()
+	within(t, "the node's image is removed", func() bool {
+		left = k.ours(t, digests...)
+		return len(left) == 0
+	})
+}
+
 // Who may make Checkpoints, or pods, may name any image as the one to push to. The node's image of that
 // name stays what it is, for containerd and for CRI, which the kubelet asks. What a label says changes
 // nothing, and what is kept of a pod that ends has a name that no pod can have.
@@ -419,7 +435,7 @@ func (k objects) testNames(t *testing.T) {
 		t.Errorf("it says %s", why)
 	}
 	same()
-	within(t, "the node's image is removed", func() bool { return len(k.ours(t)) == 0 })
+	k.removed(t)
 	expect(t, thief, counterPort, "102")
 
 	// The pod ends: its image stays, and can be sent by hand as the object says.
