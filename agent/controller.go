@@ -168,7 +168,11 @@ func (c *controller) stopUnwanted(ctx context.Context, stop func(), key client.O
 	}, look)
 }
 
-// sweep removes the images of Checkpoints that are in the registry, whose agent ended before it did so.
+// sweepEvery is how long an image stays that could not be removed.
+const sweepEvery = time.Minute
+
+// sweep removes the images of Checkpoints that are over, whose agent ended before it did so, or could not: what is in the
+// registry, and what is not while the pod runs on.
 func (c *controller) sweep(ctx context.Context) error {
 	taken, err := c.work.Taken(ctx, allImages)
 	if err != nil || len(taken) == 0 {
@@ -180,7 +184,7 @@ func (c *controller) sweep(ctx context.Context) error {
 	}
 	for _, m := range taken {
 		if slices.ContainsFunc(all.Items, func(k api.Checkpoint) bool {
-			return k.Status.Phase == api.Succeeded && strings.HasPrefix(m.Image, images(&k))
+			return strings.HasPrefix(m.Image, images(&k)) && (k.Status.Phase == api.Succeeded || k.Status.Phase == api.Failed && !c.ends(ctx, &k))
 		}) {
 			err = errors.Join(err, c.work.Discard(ctx, m.Image))
 		}

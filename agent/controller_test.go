@@ -507,13 +507,15 @@ func TestSweep(t *testing.T) {
 	of := func(name string, uid types.UID, phase api.Phase) *api.Checkpoint {
 		return &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}, Status: api.Status{Phase: phase}}
 	}
-	cluster := world(t, of("a", "a", api.Succeeded), of("b", "b", api.Failed), of("c", "c", api.Running)).Build()
-	d := &diary{taken: []string{"a:1", "aa:1", "b:1", "c:1"}}
+	runsOn := of("d", "d", api.Failed)
+	runsOn.Spec.Pod, runsOn.Status.PodUID = "pod", "1"
+	cluster := world(t, of("a", "a", api.Succeeded), of("b", "b", api.Failed), of("c", "c", api.Running), runsOn, runningPod("here", "a")).Build()
+	d := &diary{taken: []string{"a:1", "aa:1", "b:1", "c:1", "d:1"}}
 	r := &controller{direct: cluster, work: d}
 	if err := r.sweep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{"look for " + allImages, "discard " + allImages + "a:1"}; !slices.Equal(d.did, want) {
+	if want := []string{"look for " + allImages, "discard " + allImages + "a:1", "discard " + allImages + "d:1"}; !slices.Equal(d.did, want) {
 		t.Errorf("it did %q, want %q", d.did, want)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -124,9 +125,11 @@ func agent(m manager.Manager, n node.Node, name, hooks string, answers http.Hand
 			ctrl.Log.Error(err, "resume what killed checkpoints have left paused")
 		}
 		c.recovering.Done()
-		if err := c.sweep(ctx); err != nil {
-			ctrl.Log.Error(err, "remove images of Checkpoints that are over")
-		}
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			if err := c.sweep(ctx); err != nil {
+				ctrl.Log.Error(err, "remove images of Checkpoints that are over")
+			}
+		}, sweepEvery)
 		return nil
 	})); err != nil {
 		return err
