@@ -145,8 +145,9 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		}
 	}
 	ctx = context.WithoutCancel(ctx)
+	unwanted := litter(wanted, &k, pod)
 	for _, m := range made {
-		if m.Push == nil && (m.Stays || c.ends(ctx, &k)) {
+		if m.Push == nil && !unwanted && (m.Stays || c.ends(ctx, &k)) {
 			continue
 		}
 		if err := patiently(ctx, func() error { return c.work.Discard(ctx, m.Image) }); err != nil {
@@ -154,6 +155,14 @@ func (c *controller) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result
 		}
 	}
 	return ctrl.Result{}, nil
+}
+
+// litter reports whether nobody would ask for an image that is not pushed: its Checkpoint is deleted, which alone
+// says where it is, and its pod has not asked to be checkpointed before its end, as a replica that goes with both.
+// ctx ends with the Checkpoint.
+func litter(ctx context.Context, k *api.Checkpoint, pod *corev1.Pod) bool {
+	deleted := k.DeletionTimestamp != nil || ctx.Err() != nil
+	return deleted && pod != nil && pod.Annotations[api.OnEviction] == "" && pod.Annotations[api.OnDeletion] == ""
 }
 
 // stopUnwanted calls stop when the Checkpoint is deleted. What it waits for, such as a registry that does
@@ -331,7 +340,7 @@ func (c *controller) push(ctx context.Context, k *api.Checkpoint, key hpke.Priva
 			continue
 		}
 		err := fmt.Errorf("container %s: %s", m.Name, cmp.Or(m.PushError, tired))
-		if made[i].Stays = c.ends(ctx, k); made[i].Stays {
+		if made[i].Stays = !litter(ctx, k, pod) && c.ends(ctx, k); made[i].Stays {
 			err = fmt.Errorf("%w; the pod ends, so its image stays on the node %s: there, gpuckpt image push --namespace k8s.io %s %s sends it",
 				err, c.node, m.Image, w.Target+strings.TrimPrefix(m.Image, w.Image))
 		}

@@ -312,30 +312,45 @@ func (p patient) Push(ctx context.Context, _ node.Wanted, made []node.Captured) 
 }
 
 // A Checkpoint that is deleted while its registry does not answer ends, and leaves no image, so that the
-// next one of the namespace begins.
+// next one of the namespace begins. Of a pod that ends and has asked for it an image stays: it is all that is left.
 func TestDeletedWhileItPushes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
-		k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Phase: api.Running, Node: "here", PodUID: "1"}}
-		cluster := world(t, k, pod).Build()
-		d := &diary{taken: []string{"1"}}
-		r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now, work: patient{d, func() {
-			if err := cluster.Delete(t.Context(), k); err != nil {
-				t.Error(err)
+	for _, c := range []struct {
+		ends, asked bool
+		did         []string
+	}{
+		{false, false, []string{"look for " + ours, "look for " + ours, "discard 1"}},
+		{true, false, []string{"look for " + ours, "discard 1"}},
+		{true, true, []string{"look for " + ours}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "1"}}
+			if c.ends {
+				pod.DeletionTimestamp, pod.Finalizers = new(metav1.Now()), []string{"t/t"}
 			}
-		}}}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if _, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)}); err != nil {
-			t.Fatal(err)
-		}
-		if want := []string{"look for " + ours, "look for " + ours, "discard 1"}; !slices.Equal(d.did, want) {
-			t.Errorf("it did %q, want %q", d.did, want)
-		}
-		if _, ok := r.turns.Take("ns"); !ok {
-			t.Error("the next one waits")
-		}
-	})
+			if c.asked {
+				pod.Annotations = map[string]string{api.OnDeletion: api.DoCheckpoint}
+			}
+			k := &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", UID: "uid-of-k"}, Spec: api.Spec{Pod: "pod", Repository: "r/job"}, Status: api.Status{Phase: api.Running, Node: "here", PodUID: "1"}}
+			cluster := world(t, k, pod).Build()
+			d := &diary{taken: []string{"1"}}
+			r := &controller{client: cluster, direct: cluster, events: record.NewFakeRecorder(10), node: "here", now: time.Now, work: patient{d, func() {
+				if err := cluster.Delete(t.Context(), k); err != nil {
+					t.Error(err)
+				}
+			}}}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if _, err := r.Reconcile(ctx, ctrl.Request{NamespacedName: client.ObjectKeyFromObject(k)}); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(d.did, c.did) {
+				t.Errorf("it ends: %t, and has asked: %t: it did %q, want %q", c.ends, c.asked, d.did, c.did)
+			}
+			if _, ok := r.turns.Take("ns"); !ok {
+				t.Error("the next one waits")
+			}
+		})
+	}
 }
 
 // What came of a Checkpoint is written also when somebody has changed the object meanwhile, and never
@@ -502,7 +517,8 @@ func TestRecovering(t *testing.T) {
 	})
 }
 
-// An agent removes at its begin what another one has pushed and not removed, and nothing else.
+// An agent removes what another one has pushed and not removed, and what it could not push of a pod
+// that runs on, and nothing else.
 func TestSweep(t *testing.T) {
 	of := func(name string, uid types.UID, phase api.Phase) *api.Checkpoint {
 		return &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: uid}, Status: api.Status{Phase: phase}}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"time"
 
+	_ "golang.org/x/crypto/x509roots/fallback" // of public authorities: the image has no certificates
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"

@@ -58,6 +58,17 @@ const (
 	AgentName = "gpuckpt-agent"
 )
 
+// HookPath begins the paths of the preStop hooks that agents answer. The pod's namespace follows.
+const HookPath = "/checkpoint/"
+
+// HookOf returns the path that a container's preStop hook asks for by HTTP, "" for none.
+func HookOf(c *corev1.Container) string {
+	if l := c.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.HTTPGet != nil {
+		return l.PreStop.HTTPGet.Path
+	}
+	return ""
+}
+
 // EvictionName is the name of the Checkpoint or Migration that is made for a pod at its end.
 func EvictionName(pod, uid string) string { return Short(pod) + "-" + uid[:min(len(uid), 8)] }
 

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -33,6 +34,7 @@ func TestEnding(t *testing.T) {
 		owned       bool
 		phase       corev1.PodPhase
 		made        string
+		hook        string // its path; empty: one of the pod's namespace
 	}{
 		{name: "evicted", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
 		{name: "its deletion may be refused", annotations: map[string]string{api.OnEviction: "checkpoint"}, conditions: disrupted},
@@ -43,6 +45,8 @@ func TestEnding(t *testing.T) {
 		{name: "evicted is deleted, too", annotations: map[string]string{api.OnDeletion: "checkpoint"}, conditions: disrupted, deleted: true, made: "Checkpoint"},
 		{name: "runs on", annotations: map[string]string{api.OnEviction: "checkpoint", api.OnDeletion: "checkpoint"}},
 		{name: "at its end", annotations: map[string]string{api.OnDeletion: "checkpoint"}, deleted: true, phase: corev1.PodSucceeded},
+		{name: "a hook of its own", annotations: map[string]string{api.OnDeletion: "checkpoint"}, deleted: true, made: "Checkpoint", hook: "/checkpoint/ns/job"},
+		{name: "a hook of another namespace", annotations: map[string]string{api.OnDeletion: "checkpoint"}, deleted: true, made: "Checkpoint", hook: "/checkpoint/nsx"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			pod := running("job", "here")
@@ -52,6 +56,8 @@ func TestEnding(t *testing.T) {
 			if c.phase != "" {
 				pod.Status.Phase = c.phase
 			}
+			hook := &corev1.HTTPGetAction{Path: cmp.Or(c.hook, "/checkpoint/ns")}
+			pod.Spec.Containers[0].Lifecycle = &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{HTTPGet: hook}}
 			if c.owned {
 				pod.OwnerReferences = []metav1.OwnerReference{{Kind: "ReplicaSet", Name: "rs", UID: "1", Controller: new(true)}}
 			}
@@ -85,6 +91,10 @@ func TestEnding(t *testing.T) {
 			}
 			if want := min(len(c.made), 1); len(k.events.Events) != want {
 				t.Errorf("%d events, want %d", len(k.events.Events), want)
+			} else if want == 1 {
+				if said := <-k.events.Events; strings.Contains(said, "has no preStop hook with the path /checkpoint/ns") != (hook.Path == "/checkpoint/nsx") {
+					t.Error(said)
+				}
 			}
 		})
 	}

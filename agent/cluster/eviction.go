@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -55,7 +56,13 @@ func (r *endings) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Res
 	case err != nil:
 		return ctrl.Result{}, err
 	}
-	r.events.Event(&pod, corev1.EventTypeNormal, api.CheckpointBegins, "it ends, and is checkpointed before: "+made.Name)
+	kind, message := corev1.EventTypeNormal, "it ends, and is checkpointed before: "+made.Name
+	for _, c := range pod.Spec.Containers { // of a hook with another path the kubelet says nothing, whatever it is answered
+		if !strings.HasPrefix(api.HookOf(&c)+"/", api.HookPath+pod.Namespace+"/") {
+			kind, message = corev1.EventTypeWarning, message+fmt.Sprintf("; container %s does not wait for that: it has no preStop hook with the path %s%s", c.Name, api.HookPath, pod.Namespace)
+		}
+	}
+	r.events.Event(&pod, kind, api.CheckpointBegins, message)
 	return ctrl.Result{}, nil
 }
 

@@ -6,6 +6,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -54,7 +55,8 @@ func (r *pruner) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Resu
 	if err := r.prune(ctx, &k); err != nil {
 		refused, answered := errors.AsType[*transport.Error](err)
 		_, final := errors.AsType[*api.Failure](err)
-		if temporary := !final && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
+		_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+		if temporary := !final && !untrusted && (!answered || refused.StatusCode >= http.StatusInternalServerError || refused.StatusCode == http.StatusTooManyRequests); temporary && r.now().Sub(k.DeletionTimestamp.Time) < pruneLimit {
 			return ctrl.Result{}, err
 		}
 		r.events.Event(&k, corev1.EventTypeWarning, api.ImageKept, api.Text(err.Error()))

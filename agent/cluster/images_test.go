@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -26,15 +27,21 @@ func pruning(t *testing.T, registry http.HandlerFunc) error {
 	t.Helper()
 	there := httptest.NewServer(registry)
 	t.Cleanup(there.Close)
+	return pruningAt(t, strings.TrimPrefix(there.URL, "http://"), true)
+}
+
+// pruningAt is pruning at a host.
+func pruningAt(t *testing.T, host string, plainHTTP bool) error {
+	t.Helper()
 	digest := "sha256:" + strings.Repeat("a", 64)
 	k := newTest(t, &api.Checkpoint{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k", Finalizers: []string{api.ImageFinalizer}},
-		Spec:       api.Spec{Repository: strings.TrimPrefix(there.URL, "http://") + "/job"},
+		Spec:       api.Spec{Repository: host + "/job"},
 		Status:     api.Status{Phase: api.Succeeded, Containers: []api.Container{{Digest: digest}}},
 	})
 	k.must(k.client.Delete(t.Context(), &api.Checkpoint{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "k"}}))
 	k.clock = time.Now()
-	_, err := (&pruner{k.cluster, true}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
+	_, err := (&pruner{k.cluster, plainHTTP}).Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Namespace: "ns", Name: "k"}})
 	return err
 }
 
@@ -78,6 +85,22 @@ func TestPruneWhile(t *testing.T) {
 func TestPruneOfABusyRegistry(t *testing.T) {
 	if pruning(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }) == nil {
 		t.Error("its image is left")
+	}
+}
+
+// A registry whose certificate no known authority has issued is not asked again: that does not pass.
+func TestPruneUntrusted(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.2:0") // at 127.0.0.1, go-containerregistry asks without TLS, too
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := httptest.NewUnstartedServer(http.NotFoundHandler())
+	there.Listener.Close()
+	there.Listener = listener
+	there.StartTLS()
+	defer there.Close()
+	if err := pruningAt(t, listener.Addr().String(), false); err != nil {
+		t.Errorf("it is asked again: %v", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -27,8 +28,6 @@ const (
 	look = 200 * time.Millisecond
 	// longest is how long a hook is kept waiting: as long as a checkpoint and its push may take.
 	longest = 2 * time.Hour
-	// under is the path of all hooks, before the namespace.
-	under = "/checkpoint/"
 )
 
 // Server answers preStop hooks of the node's kubelet. A hook does not say of which pod it is, so pods are
@@ -66,10 +65,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "only the node's kubelet is answered", http.StatusForbidden)
 		return
 	}
-	rest, ok := strings.CutPrefix(r.URL.Path, under)
+	rest, ok := strings.CutPrefix(r.URL.Path, api.HookPath)
 	namespace, _, _ := strings.Cut(rest, "/")
 	if !ok || namespace == "" {
-		http.Error(w, "the path of the preStop hook must begin with "+under+"NAMESPACE, the pod's", http.StatusNotFound)
+		http.Error(w, "the path of the preStop hook must begin with "+api.HookPath+"NAMESPACE, the pod's", http.StatusNotFound)
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), longest)
@@ -109,7 +108,7 @@ func (s *Server) ending(ctx context.Context, namespace, path string) (found []co
 		deleted := false
 		for _, pod := range pods.Items {
 			switch {
-			case !hooked(&pod, path):
+			case !slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool { return api.HookOf(&c) == path }):
 			case api.Ending(&pod) != "":
 				found = append(found, pod)
 			case pod.DeletionTimestamp != nil:
@@ -123,16 +122,6 @@ func (s *Server) ending(ctx context.Context, namespace, path string) (found []co
 			return nil, err
 		}
 	}
-}
-
-// hooked reports whether a pod has a preStop hook with the path.
-func hooked(pod *corev1.Pod, path string) bool {
-	for _, c := range pod.Spec.Containers {
-		if l := c.Lifecycle; l != nil && l.PreStop != nil && l.PreStop.HTTPGet != nil && l.PreStop.HTTPGet.Path == path {
-			return true
-		}
-	}
-	return false
 }
 
 // checkpointed waits until the Checkpoint of a pod is over, or the controller says that none is made.

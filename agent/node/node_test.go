@@ -62,7 +62,7 @@ exit 1
 func TestTaken(t *testing.T) {
 	n := standIn(t, `case "$ALL" in
 "ls ours: --json --address /run/c.sock --namespace k8s.io") echo '[{"image": "ours:2-b", "container": "b", "bytes": 5, "gpuBytes": 3}, {"image": "ours:2-a", "container": "a"}]' ;;
-"ls others: "*) echo '[]' ;;
+"ls others:"*) echo '[]' ;;
 *) exit 1 ;;
 esac
 `)
@@ -72,6 +72,10 @@ esac
 	}
 	if made, err := n.Taken(t.Context(), "others:"); err != nil || made != nil {
 		t.Errorf("%+v, %v", made, err)
+	}
+	// One that the kubelet has removed needs no removal.
+	if gone, there := n.Discard(t.Context(), "others:1"), n.Discard(t.Context(), "ours:"); gone != nil || there == nil {
+		t.Errorf("%v, %v", gone, there)
 	}
 }
 

@@ -58,6 +58,11 @@ func (s *Source) Close() error {
 	return errors.Join(errs...)
 }
 
+// closer is a function as an io.Closer.
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
 // Open opens a checkpoint to read from it.
 func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 	s := &Source{Ref: ref}
@@ -76,6 +81,11 @@ func Open(ctx context.Context, ref Ref, dial Dial) (_ *Source, err error) {
 		if err != nil {
 			return nil, err
 		}
+		release, err := localstore.Keep(ctx, c, found.Target.Digest)
+		if err != nil {
+			return nil, err
+		}
+		s.closers = append(s.closers, closer(release))
 		s.Provider, s.name = localstore.Content(ctx, c), found.Name
 		return s, s.named(s.take(ctx, found.Target))
 	case InLayout:

@@ -98,6 +98,20 @@ func Lease(ctx context.Context, c *client.Client) (_ context.Context, release fu
 	}, nil
 }
 
+// Keep keeps containerd from collecting an image that is there, until release: whoever removes its name
+// meanwhile, such as a kubelet that frees its disk, does not take its blobs.
+func Keep(ctx context.Context, c *client.Client, image digest.Digest) (release func() error, err error) {
+	ctx, release, err = Lease(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	id, _ := leases.FromContext(ctx)
+	if err := c.LeasesService().AddResource(ctx, leases.Lease{ID: id}, leases.Resource{ID: image.String(), Type: "content"}); err != nil {
+		return nil, errors.Join(fmt.Errorf("keep containerd from collecting the image: %w", err), release())
+	}
+	return release, nil
+}
+
 // restart is how long a containerd may be away that is restarted.
 const restart = time.Minute
 

@@ -6,6 +6,7 @@ package registry
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,10 +15,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/images"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/opencontainers/go-digest"
@@ -283,6 +286,31 @@ func TestABrokenConnectionIsTriedAgain(t *testing.T) {
 	<-mended
 	if err != nil || !strings.Contains(errs, "trying again") {
 		t.Errorf("the push: %v\n%s", err, errs)
+	}
+}
+
+// Whoever removes an image while it is pushed, as a kubelet does that frees its disk, does not take it away from the push.
+func TestRemovedWhileItIsPushed(t *testing.T) {
+	s := serve(t, false)
+	c := session.Own(t, harness.Options{})
+	k := start(t, c, harness.RunSpec{}, "pattern", "--bytes", "50331648", "--chunks", "3", "--seed", "5")
+	ref := s.ref("job:1")
+	made := asJSON[harness.CheckpointAnswer](t, c, "checkpoint", k.ID, "--image", ref)
+	k.MustRemove(t)
+	var once sync.Once
+	sending := func() {
+		once.Do(func() {
+			if err := c.Client().ImageService().Delete(context.WithoutCancel(t.Context()), ref, images.SynchronousDelete()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	s.sending.Store(&sending)
+	if sent := asJSON[harness.TransferAnswer](t, c, "image", "push", ref, "--parallel", "1"); sent.Digest != made.Digest {
+		t.Errorf("sent is %s, want %s", sent.Digest, made.Digest)
+	}
+	if left, err := c.Client().LeasesService().List(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("it is kept still: %v, %v", left, err)
 	}
 }
 
