@@ -33,12 +33,7 @@ const distributionSource = "containerd.io/distribution.source."
 //
 // The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the store lacks a
 // blob, or those of the registry and the network.
-func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (_ *Result, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("push %s: %w", ref, err)
-		}
-	}()
+func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (*Result, error) {
 	o := options.defaults()
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
