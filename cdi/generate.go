@@ -56,9 +56,7 @@ var (
 // "all", and the driver's libraries and tools for computing. It has no hooks: a library is mounted
 // under each of its names, so that the loader needs no new cache.
 func (n Node) Generate() (*cdispecs.Spec, error) {
-	if n.Root == "" {
-		n.Root = "/"
-	}
+	n.Root = cmp.Or(n.Root, "/")
 	var err error
 	if n.Root, err = filepath.EvalSymlinks(n.Root); err != nil {
 		return nil, fmt.Errorf("find the driver's files: %w", err)

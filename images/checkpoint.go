@@ -359,9 +359,11 @@ func list(dirs []string) (*Checkpoint, error) {
 			return nil, fmt.Errorf("open checkpoint: %w", err)
 		}
 		left -= len(entries)
+		points := false
 		for _, e := range entries {
 			// Only areas are spread: the rest is in one directory, for CRIU.
-			if _, _, piece := ParsePieceFile(e.Name()); seen[e.Name()] || i > 0 && !piece && !IsAreaFile(e.Name()) {
+			_, _, piece := ParsePieceFile(e.Name())
+			if seen[e.Name()] || i > 0 && !piece && !IsAreaFile(e.Name()) {
 				continue
 			}
 			seen[e.Name()] = true
@@ -375,6 +377,10 @@ func list(dirs []string) (*Checkpoint, error) {
 				return nil, fmt.Errorf("%w: %s is not a regular file", ErrDamaged, path)
 			}
 			c.take(File{Name: e.Name(), Path: path, Bytes: uint64(st.Size())})
+			points = points || piece && st.Size() < PageBytes
+		}
+		if points {
+			break // it says where all pieces are: what is below is the container's own, such as a copy of an older checkpoint
 		}
 	}
 	return c, nil

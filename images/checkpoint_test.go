@@ -212,6 +212,10 @@ func TestPointer(t *testing.T) {
 	at := func(r []string) string { return filepath.Join(r[1], ImageDir, PieceFile("gpu-1-0", 0)) }
 	pointer := func(t *testing.T, r []string) (blobs string, to Pointer) {
 		t.Helper()
+		second := PieceFile("gpu-1-0", 4<<20) // what is below a pointer is none of the checkpoint's
+		if err := os.Rename(filepath.Join(r[2], ImageDir, second), filepath.Join(r[1], ImageDir, second)); err != nil {
+			t.Fatal(err)
+		}
 		data, err := os.ReadFile(at(r))
 		if err != nil {
 			t.Fatal(err)
@@ -233,6 +237,15 @@ func TestPointer(t *testing.T) {
 	}
 	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
 		t.Error(err)
+	}
+	// What is below is the container's own, whatever it is called.
+	put(t, filepath.Join(roots[2], ImageDir, PieceFile("pages-9.img", 0)), make([]byte, PageBytes))
+	put(t, filepath.Join(roots[2], ImageDir, PieceFile("gpu-1-0", 2<<20)), make([]byte, PageBytes))
+	if c, err = OpenImage(blobs, roots...); err != nil || c.file("pages-9.img") != nil {
+		t.Errorf("above files of such names: %v", err)
+	}
+	if err := Check(t.Context(), c.Areas(), 0, nil); err != nil {
+		t.Errorf("above files of such names: %v", err)
 	}
 	t.Chdir(blobs)
 	if _, err := OpenImage("", roots...); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "is not known") {

@@ -161,6 +161,7 @@ func (p *pausing) drainExecs(ctx context.Context) {
 
 // goesOn undoes what both did. In a container that has ended, runc refuses those it lets in.
 func (c *container) goesOn(ctx context.Context) {
+	c.exclusive.GoesOn()
 	c.execs.LetIn()
 	if told := c.told; told != nil {
 		c.told = nil

@@ -271,7 +271,7 @@ func (p *pushed) push(ctx context.Context, dial convert.Dial, o *capture.Options
 		if err := localstore.Outlast(ctx, client, func() error {
 			return sendImage(ctx, dial, convert.InContainerd+":"+m.Image, a, p.recipients, p.Options)
 		}); err != nil {
-			made[i].PushError = err.Error()
+			made[i].PushError = interrupted(ctx, err.Error())
 			failed = append(failed, fmt.Errorf("%w\n%s is in containerd: `%s` sends it", err, m.Image, p.again(ctx, m.Image, a.Image)))
 			continue
 		}

@@ -169,6 +169,9 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	if o.snapshotter, err = o.daemon.snapshotter(ctx, c, o.snapshotter); err != nil {
 		return nil, err
 	}
+	if _, err := c.ContainerService().Get(ctx, o.name); err == nil { // before anything is fetched
+		return nil, o.explain(from, o.taken(errdefs.ErrAlreadyExists))
+	}
 	found, err := localstore.Find(ctx, c, ref)
 	if o.pull && dir == "" && errdefs.IsNotFound(err) {
 		task, aerr := o.pulled(ctx, c, ref)
@@ -183,7 +186,7 @@ func (o *restoreOptions) restore(ctx context.Context, dial convert.Dial, from st
 	image := client.NewImage(c, found)
 	if dir == "" {
 		// Nothing but the manifest and the config: the shim parses the rest, when it has seen the signature.
-		if _, err := oci.Outline(ctx, c.ContentStore(), found.Target); err != nil && !errors.Is(err, oci.ErrEncrypted) { // containerd may be able to unpack that
+		if _, err := oci.Outline(ctx, c.ContentStore(), found.Target); err != nil {
 			return nil, fmt.Errorf("restore %s: %w", from, err)
 		}
 	}
@@ -243,6 +246,10 @@ func (o *restoreOptions) arriving(ctx context.Context, c *client.Client, from *r
 	return task, nil
 }
 
+func (o *restoreOptions) taken(err error) error {
+	return fmt.Errorf("the name %s is in use; choose another with --name: %w", o.name, err)
+}
+
 func newName(ref string) string {
 	name, _, _ := strings.Cut(path.Base(ref), "@")
 	name, _, _ = strings.Cut(name, ":")
@@ -276,7 +283,7 @@ func (o *restoreOptions) start(ctx context.Context, c *client.Client, image clie
 		client.WithNewSpec(spec...))
 	if err != nil {
 		if errdefs.IsAlreadyExists(err) {
-			return nil, fmt.Errorf("the name %s is in use; choose another with --name: %w", o.name, err)
+			return nil, o.taken(err)
 		}
 		_ = c.SnapshotService(o.snapshotter).Remove(back, o.name) // there may be none
 		return nil, fmt.Errorf("make the container %s: %w", o.name, err)

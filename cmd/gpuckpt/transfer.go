@@ -81,7 +81,7 @@ func sendImage(ctx context.Context, dial convert.Dial, from string, a *transferA
 		return fmt.Errorf("push %s: %w: make a checkpoint image of it first: gpuckpt image convert", from, registry.ErrNotPushable)
 	}
 	if a.Digest, a.Result, err = encryption.Push(ctx, src, a.Image, recipients, o); err != nil {
-		return fmt.Errorf("push %s: %w", from, err)
+		return fmt.Errorf("push %s: %w", a.Image, err)
 	}
 	return nil
 }

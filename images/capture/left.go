@@ -4,6 +4,7 @@
 package capture
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,10 +56,7 @@ func noteOf(dumpDir string) string {
 // killed since, and removes those dumps. It connects to containerd only if there are any. It goes on
 // after an error; what could not be done is left for the next call. An empty dir is DefaultDir.
 func Recover(ctx context.Context, dial func() (*client.Client, error), dir string) (all []Left, err error) {
-	if dir == "" {
-		dir = DefaultDir
-	}
-	notes, err := filepath.Glob(filepath.Join(dir, notePrefix+"*"))
+	notes, err := filepath.Glob(filepath.Join(cmp.Or(dir, DefaultDir), notePrefix+"*"))
 	for _, note := range notes {
 		left, rerr := recoverNote(ctx, dial, note)
 		if rerr != nil {

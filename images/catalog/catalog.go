@@ -82,10 +82,7 @@ func List(ctx context.Context, c *client.Client, prefix string, keys []sign.Key)
 		found = append(found, e)
 	}
 	slices.SortFunc(found, func(a, b Entry) int {
-		if order := b.Created.Compare(a.Created); order != 0 {
-			return order
-		}
-		return strings.Compare(a.Image, b.Image)
+		return cmp.Or(b.Created.Compare(a.Created), strings.Compare(a.Image, b.Image))
 	})
 	return found, nil
 }

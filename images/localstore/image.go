@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -261,11 +262,17 @@ func Unpack(ctx context.Context, c *client.Client, image client.Image, snapshott
 	if err == nil && !unpacked {
 		err = unpackAll(ctx, c, image, snapshotter, by)
 	}
-	if err != nil {
-		return fmt.Errorf("unpack the image: %w", err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("unpack the image: %w", err)
+	if m, _ := images.Manifest(ctx, c.ContentStore(), image.Target(), image.Platform()); slices.ContainsFunc(m.Layers, isEncrypted) {
+		err = fmt.Errorf("%w\nthe image is encrypted: `gpuckpt image pull --decrypt-key KEY` decrypts it, or have containerd do so", err)
+	}
+	return err
 }
+
+func isEncrypted(l ocispec.Descriptor) bool { return strings.HasSuffix(l.MediaType, "+encrypted") }
 
 func unpackAll(ctx context.Context, c *client.Client, image client.Image, snapshotter string, by *Store) error {
 	if !images.IsManifestType(image.Target().MediaType) {

@@ -17,6 +17,7 @@ package localstore
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -248,7 +249,8 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	return content.Copy(ctx, remote, io.NewSectionReader(w.file, 0, w.size), w.size, d, opts...)
 }
 
-// place gives the file the name of its digest, unless there is one, as safely as containerd does.
+// place gives the file the name of its digest, as safely as containerd does. It takes the place of another namespace's,
+// which may be damaged.
 func (w *writer) place(d digest.Digest) error {
 	if err := errors.Join(w.to.Close(), w.file.Sync()); err != nil {
 		return err
@@ -258,10 +260,14 @@ func (w *writer) place(d digest.Digest) error {
 		return err
 	}
 	defer dir.Close()
-	if err := link(w.file, int(dir.Fd()), d.Encoded()); err != nil {
-		if errors.Is(err, unix.EEXIST) {
-			return nil
+	err = link(w.file, int(dir.Fd()), d.Encoded())
+	if errors.Is(err, unix.EEXIST) {
+		beside := filepath.Join(filepath.Dir(filepath.Dir(w.store.blobs)), "gpuckpt-"+rand.Text())
+		if err = link(w.file, unix.AT_FDCWD, beside); err == nil {
+			err = os.Rename(beside, filepath.Join(w.store.blobs, d.Encoded()))
 		}
+	}
+	if err != nil {
 		return err
 	}
 	w.store.wrote.Store(d, true)

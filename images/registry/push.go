@@ -33,12 +33,7 @@ const distributionSource = "containerd.io/distribution.source."
 //
 // The errors are ErrNotAuthorized, ErrNotPushable, errdefs.ErrNotFound where the store lacks a
 // blob, or those of the registry and the network.
-func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (_ *Result, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("push %s: %w", ref, err)
-		}
-	}()
+func Push(ctx context.Context, store content.Provider, ref string, image ocispec.Descriptor, options Options) (*Result, error) {
 	o := options.defaults()
 	blobs, manifests, err := contents(ctx, store, image)
 	if err != nil {
@@ -141,19 +136,19 @@ func (p *push) try(ctx context.Context, d ocispec.Descriptor) error {
 	defer w.Close()
 	data, err := p.store.ReaderAt(ctx, d)
 	if errdefs.IsNotFound(err) {
-		return localError{fmt.Errorf("it is not in the store; `gpuckpt image pull --no-unpack` fetches what an image lacks: %w", err)}
+		return finalError{fmt.Errorf("it is not in the store; `gpuckpt image pull --no-unpack` fetches what an image lacks: %w", err)}
 	}
 	if err != nil {
-		return localError{fmt.Errorf("read it from the store: %w", err)}
+		return finalError{fmt.Errorf("read it from the store: %w", err)}
 	}
 	defer data.Close()
 	if data.Size() != d.Size {
-		return localError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
+		return finalError{fmt.Errorf("the store has %d bytes of %d", data.Size(), d.Size)}
 	}
 	m := &moving{SectionReader: io.NewSectionReader(data, 0, d.Size), ctx: ctx, of: p.transfer, digest: d.Digest}
 	if err := content.Copy(ctx, w, m, d.Size, d.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
 		if m.err != nil {
-			return localError{m.err}
+			return finalError{m.err}
 		}
 		return err
 	}

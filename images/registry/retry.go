@@ -50,19 +50,15 @@ func (o *Options) attempts(ctx context.Context, meter *images.Meter, do func() e
 // apart returns a pause of that length on average: nodes that a registry has failed at once do not come back at once.
 func apart(pause time.Duration) time.Duration { return pause/2 + rand.N(pause) } //nolint:gosec // no secret
 
-// localError is one of this side: the store has no room, or not the blob.
-type localError struct{ error }
-
-func (e localError) Unwrap() error { return e.error }
-
-// finalError is one that was tried again already, or that no further attempt can mend.
+// finalError is one that was tried again already, or that no further attempt can mend, as those of this side: the store
+// has no room, or not the blob.
 type finalError struct{ error }
 
 func (e finalError) Unwrap() error { return e.error }
 
 // transient reports whether the same request may succeed later. Unknown errors may.
 func transient(err error) bool {
-	if errors.As(err, new(localError)) || errors.As(err, new(finalError)) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, http.ErrSchemeMismatch) || notAuthorized(err) {
+	if errors.As(err, new(finalError)) || errors.Is(err, docker.ErrInvalidAuthorization) || errors.Is(err, http.ErrSchemeMismatch) || notAuthorized(err) {
 		return false
 	}
 	if status, ok := errors.AsType[remoteerrors.ErrUnexpectedStatus](err); ok {

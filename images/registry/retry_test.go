@@ -45,7 +45,7 @@ func TestWhatIsTriedAgain(t *testing.T) {
 		"no TLS":         {fmt.Errorf("x: %w", http.ErrSchemeMismatch), false},
 		"no such image":  {fmt.Errorf("x: %w", errdefs.ErrNotFound), false},
 		"full disk":      {errors.New("write: no space left on device"), false},
-		"local":          {localError{io.ErrUnexpectedEOF}, false},
+		"local":          {finalError{io.ErrUnexpectedEOF}, false},
 	} {
 		if got := transient(c.err); got != c.want {
 			t.Errorf("%s: tried again %t, want %t", name, got, c.want)

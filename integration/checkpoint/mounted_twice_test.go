@@ -29,6 +29,9 @@ func TestMountedTwice(t *testing.T) {
 		return specs.Mount{Type: "bind", Source: source, Destination: at, Options: append([]string{"rbind"}, strings.Split(flags, ",")...)}
 	}
 	mounts := []specs.Mount{bind(source, "/one", flags), bind(source, "/two", flags), bind(filepath.Join(source, "within"), "/three", flags), bind(source, "/four", "nosuid,nodev")}
+	for i, source := range []string{"/tmp", "/proc"} { // where CRIU itself may write
+		mounts = append(mounts, specs.Mount{Type: "bind", Source: source, Destination: []string{"/five", "/six"}[i], Options: append([]string{"bind"}, strings.Split(flags, ",")...)})
+	}
 	k := shared.Work(t, harness.RunSpec{Mounts: mounts, CtrFlags: []string{"--cap-drop", "CAP_SYS_ADMIN"}}, "plain")
 	k.Expect(t, "count", "101")
 	ref := takeCheckpoint(t, shared, k, "1")

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/errdefs"
 
 	"github.com/gpuckpt/gpuckpt/integration/harness"
@@ -222,9 +223,20 @@ func (o *once) at(layer int, place int64) bool {
 }
 
 // What a registry does wrong once is mended, and what it does wrong for good refuses the restore.
-// What has arrived by then is not fetched again.
+// What has arrived by then is not fetched again. Where the name is another container's, nothing is fetched.
 func TestDisturbedArrival(t *testing.T) {
 	r := sent(t)
+	taken, err := r.c.Client().NewContainer(t.Context(), "taken", client.WithNewSpec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	fails(t, r.c, nil, []string{"the name taken is in use"}, r.args("taken")...)
+	if got := r.fetched.Load(); got > 0 {
+		t.Errorf("%d bytes were fetched for a name that is in use", got)
+	}
+	if err := taken.Delete(t.Context()); err != nil {
+		t.Error(err)
+	}
 	cut := errors.New("the test cuts the connection")
 
 	// Once in each chunk: a broken connection. Once in one layer: wrong bytes, at the end.

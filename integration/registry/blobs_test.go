@@ -79,7 +79,7 @@ func mapped(pid int, blobs map[string]bool) (found []string) {
 	return found
 }
 
-// A damaged blob comes again by what docs/troubleshooting.md says, also where another image has it.
+// A damaged blob comes again by what docs/troubleshooting.md says, also where another image has it, or another namespace.
 func TestDamagedBlobComesAgain(t *testing.T) {
 	r := sent(t)
 	const other = "gpuckpt.test/other:1"
@@ -91,6 +91,7 @@ func TestDamagedBlobComesAgain(t *testing.T) {
 	}
 	gpuckpt(t, r.c, "image", "pull", "--no-unpack", r.name)
 	ctr("images", "tag", r.name, other)
+	gpuckpt(t, r.c, "image", "pull", "--no-unpack", "--namespace", "elsewhere", r.name)
 	blob := r.gpu[0].Digest
 	f, err := os.OpenFile(blobPath(r.c, blob), os.O_WRONLY, 0)
 	if err == nil {
@@ -106,6 +107,7 @@ func TestDamagedBlobComesAgain(t *testing.T) {
 	gpuckpt(t, r.c, "image", "pull", "--no-unpack", r.name)
 	gpuckpt(t, r.c, "image", "verify", r.name)
 	gpuckpt(t, r.c, "image", "verify", other)
+	gpuckpt(t, r.c, "image", "verify", "--namespace", "elsewhere", r.name)
 }
 
 // A stock client pulls and runs an image. The disk has GPU state once, as the blobs that ctr has pulled, and these

@@ -5,6 +5,7 @@ package registry
 
 import (
 	"context"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -94,7 +95,7 @@ func TestCutPush(t *testing.T) {
 		t.Fatalf("%v\n%s%s", err, out, errs)
 	}
 	for _, m := range made {
-		if m.Push != nil || !strings.Contains(m.PushError, "docker login") {
+		if m.Push != nil || !strings.Contains(m.PushError, "docker login") || !strings.HasPrefix(m.PushError, "push "+s.ref("cut:1")+"-") {
 			t.Errorf("%+v", m)
 		}
 		if _, err := c.Client().ImageService().Get(t.Context(), m.Image); err != nil {
@@ -119,6 +120,37 @@ func TestCutPush(t *testing.T) {
 	}
 	if !early.Load() {
 		t.Error("nothing was sent before the images were complete")
+	}
+	// Who gives up while they are sent has them too, and is told no more than that.
+	held := make(chan struct{})
+	hold := func() { <-held }
+	s.sending.Store(&hold)
+	cmd := command(t.Context(), t, c, dockerConfig(t, s.host, "test", testPassword), args("gpuckpt.test/cut:3")...)
+	var answered, said strings.Builder
+	cmd.Stdout, cmd.Stderr = &answered, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	harness.Within(t, "the images are complete, and let go", func() bool {
+		_, err := c.Client().ImageService().Get(t.Context(), "gpuckpt.test/cut:3-two")
+		kept, lerr := c.Client().LeasesService().List(t.Context())
+		return err == nil && lerr == nil && len(kept) == 0
+	})
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	err = cmd.Wait()
+	close(held)
+	if err == nil || answered.Len() == 0 {
+		t.Fatalf("%v\n%s%s", err, answered.String(), said.String())
+	}
+	if made = decoded[answer](t, answered.String()).Containers; len(made) != 2 {
+		t.Fatalf("it answers %s", answered.String())
+	}
+	for _, m := range made {
+		if !strings.HasSuffix(m.PushError, "interrupted") {
+			t.Errorf("%+v", m)
+		}
 	}
 	for _, k := range both {
 		k.Expect(t, "next", "102")

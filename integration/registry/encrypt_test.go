@@ -134,6 +134,7 @@ env = ["%[3]s=%[4]s"]
 	// Nobody's key: the image comes as it is.
 	gpuckpt(t, c, "image", "pull", ref, "--no-unpack")
 	fails(t, c, nil, []string{"the layer is encrypted", "--decrypt-key"}, "image", "verify", ref)
+	fails(t, c, nil, []string{"the image is encrypted", "--decrypt-key KEY"}, "restore", ref, "--name", "encrypted", "--snapshotter", c.Snapshotter())
 	image, err := c.Client().GetImage(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package criu
 
 import (
 	"bufio"
+	"cmp"
 	"io"
 	"slices"
 	"strings"
@@ -207,18 +208,13 @@ func firstCause(log io.Reader) (said, means string) {
 				if known := slices.IndexFunc(causes, func(c cause) bool { return hasAll(line, c.said) }); known >= 0 {
 					return quoted, causes[known].means
 				}
-				if other == "" {
-					other = quoted
-				}
-			} else if follower == "" {
-				follower = quoted
+				other = cmp.Or(other, quoted)
+			} else {
+				follower = cmp.Or(follower, quoted)
 			}
 		}
 		if err != nil {
-			if other == "" {
-				other = follower
-			}
-			return other, ""
+			return cmp.Or(other, follower), ""
 		}
 	}
 }

@@ -4,6 +4,7 @@
 package criu
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -38,10 +39,7 @@ func (s Settings) libdir(asked string) (string, error) {
 	if asked != "" && !ours {
 		return "", nil // CRIU reads the option itself
 	}
-	from, keep := asked, asked != ""
-	if from == "" {
-		from = os.Getenv("CRIU_LIBS_DIR")
-	}
+	from, keep := cmp.Or(asked, os.Getenv("CRIU_LIBS_DIR")), asked != ""
 	if from == "" {
 		if plugin := CUDAPlugin(func(path string) bool { _, err := os.Stat(path); return err == nil }); plugin != "" {
 			from = filepath.Dir(plugin)

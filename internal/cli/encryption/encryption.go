@@ -130,11 +130,7 @@ func Pull(ctx context.Context, c *client.Client, ref, snapshotter string, keyFil
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	if keys.None() {
-		image, result, err := from.Pull(ctx, c, snapshotter, nil)
-		if err != nil {
-			err = fmt.Errorf("%w\nthe image is encrypted: `gpuckpt image pull --decrypt-key KEY` decrypts it, or have containerd do so", err)
-		}
-		return image, result, err
+		return from.Pull(ctx, c, snapshotter, nil)
 	}
 	if err := keys.FitAll(m); err != nil {
 		return nil, nil, fmt.Errorf("pull %s: %w", ref, err)

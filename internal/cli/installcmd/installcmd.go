@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuckpt/gpuckpt/internal/cli/doctor"
 	"github.com/gpuckpt/gpuckpt/internal/cli/installcmd/install"
 )
 
@@ -120,11 +121,7 @@ func (o *installFlags) finish(cmd *cobra.Command, r install.Result, done string)
 	case len(r.Changed) == 0:
 		fmt.Fprintf(&b, "gpuckpt %s was %s in %s already\n", r.Version, done, r.Prefix)
 	default:
-		files := "files"
-		if len(r.Changed) == 1 {
-			files = "file"
-		}
-		fmt.Fprintf(&b, "%s gpuckpt %s in %s: %d %s changed\n", done, r.Version, r.Prefix, len(r.Changed), files)
+		fmt.Fprintf(&b, "%s gpuckpt %s in %s: %s changed\n", done, r.Version, r.Prefix, doctor.Count(len(r.Changed), "file"))
 	}
 	if r.Config != "" {
 		fmt.Fprintf(&b, "containerd knows the runtime by %s\n", r.Config)

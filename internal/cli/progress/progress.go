@@ -122,16 +122,13 @@ func (p *Progress) Show(now images.Step) {
 // rate says how far a step is: bytes, rate, and the time left at that rate.
 func rate(s images.Step, took time.Duration) string {
 	rate := float64(s.Done) / max(took.Seconds(), 1e-3)
-	text := size(float64(s.Done))
+	text := units.BytesSize(float64(s.Done))
 	if s.Total > 0 {
-		text += " of " + size(float64(s.Total))
+		text += " of " + units.BytesSize(float64(s.Total))
 	}
-	text += ", " + size(rate) + "/s"
+	text += ", " + units.BytesSize(rate) + "/s"
 	if s.Done < s.Total && rate > 0 {
 		text += fmt.Sprintf(", %s left", time.Duration(float64(s.Total-s.Done)/rate*float64(time.Second)).Round(time.Second))
 	}
 	return text
 }
-
-// size words a number of bytes.
-func size(bytes float64) string { return units.BytesSize(bytes) }

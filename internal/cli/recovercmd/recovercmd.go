@@ -116,14 +116,9 @@ func clients(ctx context.Context, address, dumps string) (reports []recovery.Rep
 // chosen returns the paths of the records to look at.
 func chosen(dir, namespace string, args []string) ([]string, error) {
 	if len(args) == 0 {
-		if namespace == "" {
-			namespace = "*"
-		}
-		return journal.List(dir, namespace)
+		return journal.List(dir, cmp.Or(namespace, "*"))
 	}
-	if namespace == "" {
-		namespace = namespaces.Default
-	}
+	namespace = cmp.Or(namespace, namespaces.Default)
 	path := journal.Path(dir, namespace, args[0])
 	if _, err := journal.Read(path); errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("there is no record of container %s in namespace %s: nothing is left to undo", args[0], namespace)

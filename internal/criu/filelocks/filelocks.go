@@ -227,10 +227,7 @@ var (
 
 // name names a lock for a person: "write POSIX lock".
 func name(h proc.Lock) string {
-	of := names[h.Kind]
-	if of == "" {
-		of = h.Kind
-	}
+	of := cmp.Or(names[h.Kind], h.Kind)
 	if h.Type == "WRITE" {
 		return "write " + of
 	}

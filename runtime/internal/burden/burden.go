@@ -6,6 +6,7 @@
 package burden
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"os"
@@ -58,9 +59,7 @@ func refuseMemory(memory, takes, room, limit uint64) error {
 	if memory > room {
 		return fmt.Errorf("there is room for %s: free some, or choose another directory: %w: %w", size(room), unix.ENOSPC, errdefs.ErrResourceExhausted)
 	}
-	if limit == 0 {
-		limit = room / 2
-	}
+	limit = cmp.Or(limit, room/2)
 	if copies := memory - min(memory, takes); copies > limit {
 		return fmt.Errorf("the container takes %s: what they share since a fork is written for each, which may be %s more (fork_limit; by default half of the room): raise it, or let fewer processes share memory so, or have them map it shared (MAP_SHARED): %w",
 			size(takes), size(limit), errdefs.ErrFailedPrecondition)

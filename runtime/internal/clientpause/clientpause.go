@@ -14,7 +14,7 @@
 // Nor is a container suspended then: the client's resume would undo it.
 //
 // The life of a Checkpoints, whose zero value is ready, during a pause: Begin and End around each
-// checkpoint, Claim in it, Keep before the container goes on. Lock and LockToSuspend may be called at
+// checkpoint, Claim in it, Keep before the container goes on, GoesOn afterwards. Lock and LockToSuspend may be called at
 // any time, the others only by whoever has the container for itself.
 package clientpause
 
@@ -39,7 +39,7 @@ type Checkpoints struct {
 	running atomic.Bool
 	workDir string // that Claim has noted
 	claimed bool   // by the checkpoint that is being made
-	made    bool   // one was, and its client has not resumed the container yet
+	made    bool   // one was, and the container has not gone on yet
 }
 
 // ErrOther is the error of the second checkpoint.
@@ -111,7 +111,6 @@ func (e *Checkpoints) Claim(dir string) error {
 // Keep makes the work directory again if it is gone, before the container goes on. That it cannot be
 // made is logged.
 func (e *Checkpoints) Keep(ctx context.Context) {
-	e.made = false
 	if e.workDir == "" {
 		return
 	}
@@ -122,3 +121,6 @@ func (e *Checkpoints) Keep(ctx context.Context) {
 	}
 	e.workDir = ""
 }
+
+// GoesOn notes that the container has gone on.
+func (e *Checkpoints) GoesOn() { e.made = false }

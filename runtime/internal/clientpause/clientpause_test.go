@@ -110,6 +110,8 @@ func TestLockToSuspend(t *testing.T) {
 	e.End(errors.New("on order"))
 	try("before it resumes, after a second one", true)
 	e.Keep(t.Context())
+	try("before the resume has succeeded", true)
+	e.GoesOn()
 	try("after it has resumed", false)
 	e.Begin(false)
 	e.End(nil)

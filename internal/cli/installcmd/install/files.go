@@ -67,9 +67,8 @@ func (c *changes) copyTree() (files []string, err error) {
 		}
 	}
 	// The shim comes last: whoever starts it finds the rest.
-	order := slices.Clone(files)
-	slices.SortStableFunc(order, func(a, b string) int { return boolRank(filepath.Base(a)) - boolRank(filepath.Base(b)) })
-	for _, target := range order {
+	others := slices.DeleteFunc(slices.Clone(files), func(target string) bool { return target == o.shim() })
+	for _, target := range append(others, o.shim()) {
 		temp := staged[target]
 		if temp == "" {
 			continue
@@ -145,13 +144,6 @@ func (o Options) removeBeside(file string) {
 	for _, what := range []string{"new", "old"} {
 		_ = os.Remove(beside(o.at(file), what))
 	}
-}
-
-func boolRank(name string) int {
-	if name == ShimName {
-		return 1
-	}
-	return 0
 }
 
 // stage copies a file beside its target, unless the target has its content and mode already.
