@@ -19,6 +19,9 @@ import (
 // the area's range. The last block may be shorter.
 const BlockBytes = 64 << 20
 
+// Blocks returns how many blocks so many bytes have, any number.
+func Blocks(bytes uint64) uint64 { return bytes/BlockBytes + min(bytes%BlockBytes, 1) }
+
 // DigestBlock returns the digest of a block, "blake3:" and 64 hexadecimal digits. It is
 // BLAKE3 with 256 bits and no key: whoever signs the digests signs the blocks.
 func DigestBlock(b []byte) string {

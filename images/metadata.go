@@ -358,7 +358,7 @@ func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) e
 			return fmt.Errorf("area %s: %d bytes at %#x from offset %d are impossible", a.File, a.Bytes, a.Start, a.Offset)
 		case p.CustomStorage != (a.GPU != "") || p.CustomStorage && (a.Start|a.Offset != 0 || a.Interposer || !slices.Contains(p.GPUs, a.GPU)):
 			return fmt.Errorf("area %s is not memory of a GPU that process %d could open, but of %q", a.File, p.PID, a.GPU)
-		case uint64(len(a.Digests)) != (a.Bytes+BlockBytes-1)/BlockBytes:
+		case uint64(len(a.Digests)) != Blocks(a.Bytes):
 			return fmt.Errorf("area %s: %d digests for %d bytes", a.File, len(a.Digests), a.Bytes)
 		}
 		files[a.File] = true

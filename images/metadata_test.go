@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -92,6 +93,15 @@ func TestWriteMetadataLeavesNothingOnError(t *testing.T) {
 	}
 	if hidden, _ := filepath.Glob(filepath.Join(dir, ".*")); len(hidden) != 0 {
 		t.Errorf("temporary files left: %v", hidden)
+	}
+}
+
+// TestSizeWithoutDigests has a size that is none in blocks, were it rounded up by an addition: who goes through them had no end.
+func TestSizeWithoutDigests(t *testing.T) {
+	m := sample()
+	m.Processes[0].Areas[0] = Area{File: "gpu-1-0", Bytes: math.MaxUint64 - PageBytes + 1}
+	if _, err := EncodeMetadata(m); err == nil || !strings.Contains(err.Error(), "0 digests") {
+		t.Errorf("got %v", err)
 	}
 }
 

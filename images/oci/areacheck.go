@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"sync"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -19,12 +20,13 @@ import (
 
 // areaCheck compares the blocks of an area while its parts are read in any order, several at once.
 // Blocks count from the begin of the range and layers from that of the file, at most 2 MiB before.
-// So the first bytes of a part end the last block of the part before, which finish compares.
+// So the first bytes of a part end the last block of the part before: both are kept until both parts are read.
 type areaCheck struct {
 	v     *verifier
 	area  images.Area
 	size  uint64 // of a part
 	parts []part
+	mu    sync.Mutex // of what parts keep for each other
 }
 
 // part is what one layer holds of an area, or several blobs do. Bytes that these do not have are zero.
@@ -36,6 +38,7 @@ type part struct {
 	head    []byte            // of the block that began before the part
 	block   *images.BlockHash // the block at hand; at the end, the one that the next part ends
 	whole   bool              // it was read to its end
+	over    bool              // nothing more of it will be read
 }
 
 func newAreaCheck(v *verifier, a images.Area, size uint64) *areaCheck {
@@ -67,6 +70,7 @@ func (a *areaCheck) take(i int, l ocispec.Descriptor) (end uint64, _ error) {
 
 // check reads what holds the part.
 func (p *part) check(ctx context.Context) {
+	defer p.done()
 	p.whole = true
 	if len(p.layers) == 1 && p.v.diffIDs[p.layers[0]] != "" {
 		p.whole = p.v.layer(ctx, p.layers[0], p.read)
@@ -91,14 +95,22 @@ func (p *part) check(ctx context.Context) {
 	}
 }
 
-// finish compares the blocks that two parts share.
-func (a *areaCheck) finish() {
-	for i := range a.parts {
-		// The fault of a part that is not whole is noted already.
-		if p := &a.parts[i]; p.block != nil && p.whole && a.parts[i+1].whole {
-			p.block.Write(a.parts[i+1].head)
-			a.compare((p.end-1-a.area.Offset)/images.BlockBytes, p.block.Digest())
+// done compares the blocks that the part shares with those beside it which are over.
+func (p *part) done() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	for i := max(p.begin/p.size, 1); i <= p.begin/p.size+1 && i < uint64(len(p.parts)); i++ {
+		before, after := &p.parts[i-1], &p.parts[i]
+		if !before.over || !after.over {
+			continue
 		}
+		// The fault of a part that is not whole is noted already.
+		if before.block != nil && before.whole && after.whole {
+			before.block.Write(after.head)
+			p.compare((before.end-1-p.area.Offset)/images.BlockBytes, before.block.Digest())
+		}
+		before.block, after.head = nil, nil
 	}
 }
 

@@ -217,7 +217,6 @@ func (v *verifier) verify(ctx context.Context) {
 	}
 	_ = g.Wait() // faults are noted
 	for _, a := range areas {
-		a.finish()
 		if !images.IsMemory(a.area.File) {
 			v.report.Blocks += len(a.area.Digests)
 			v.report.GPUBytes += a.area.Bytes

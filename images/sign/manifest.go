@@ -119,7 +119,7 @@ func (m *Manifest) digest(ctx context.Context, files []images.File) error {
 	for i, f := range m.Files {
 		large += int((f.Bytes + images.BlockBytes/2) / images.BlockBytes)
 		if f.Digests == nil {
-			m.Files[i].Digests = make([]string, blocksOf(f.Bytes))
+			m.Files[i].Digests = make([]string, images.Blocks(f.Bytes))
 		}
 	}
 	threads := runtime.NumCPU() / max(large, 1)
@@ -207,8 +207,6 @@ func (m *Manifest) compare(actual []File, digests bool) error {
 
 func byName(a, b File) int { return strings.Compare(a.Name, b.Name) }
 
-func blocksOf(size uint64) uint64 { return (size + images.BlockBytes - 1) / images.BlockBytes }
-
 // Encode returns the bytes of the manifest.
 func (m *Manifest) Encode() ([]byte, error) {
 	if err := m.validate(); err != nil {
@@ -257,7 +255,7 @@ func (m *Manifest) validate() error {
 			return fmt.Errorf("%q is not the name of a file that it may list", f.Name)
 		case i > 0 && m.Files[i-1].Name >= f.Name:
 			return fmt.Errorf("%q is not in order", f.Name)
-		case uint64(len(f.Digests)) != blocksOf(f.Bytes) || f.Digests == nil:
+		case uint64(len(f.Digests)) != images.Blocks(f.Bytes) || f.Digests == nil:
 			return fmt.Errorf("%s has %d digests for %d bytes", f.Name, len(f.Digests), f.Bytes)
 		}
 		for _, d := range f.Digests {

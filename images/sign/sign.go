@@ -145,7 +145,7 @@ func Write(ctx context.Context, dir string, signer *Signer, others map[string][]
 	}
 	m := list(files)
 	for i, f := range m.Files {
-		if digests := known[f.Name]; uint64(len(digests)) == blocksOf(f.Bytes) {
+		if digests := known[f.Name]; uint64(len(digests)) == images.Blocks(f.Bytes) {
 			m.Files[i].Digests = slices.Clone(digests)
 		}
 	}

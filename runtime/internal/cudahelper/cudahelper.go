@@ -15,6 +15,7 @@ import (
 	"github.com/gpuckpt/gpuckpt/cuda"
 	"github.com/gpuckpt/gpuckpt/internal/node/config"
 	"github.com/gpuckpt/gpuckpt/internal/node/driverroot"
+	"github.com/gpuckpt/gpuckpt/runtime/internal/devnode"
 )
 
 // Idle is how long a locked container keeps its CUDA helper for a checkpoint that may follow.
@@ -122,6 +123,11 @@ func (k *Helpers) Start(ctx context.Context, opts cuda.Options) (*cuda.Helper, e
 	opts, err := place(k.Node, opts)
 	if err != nil {
 		return nil, err
+	}
+	if opts.Join != 0 {
+		if err := devnode.Verify(opts.Join); err != nil {
+			return nil, err
+		}
 	}
 	opts.Run = k.Run
 	return cuda.Start(ctx, opts)

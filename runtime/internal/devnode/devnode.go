@@ -17,8 +17,10 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
@@ -67,6 +69,40 @@ func list(dev int) (found []specs.LinuxDevice, err error) {
 		return nil
 	})
 	return found, err
+}
+
+// Verify refuses a container whose nodes of NVIDIA's are other devices than this machine's. The driver opens a node by its name
+// alone: a helper in the container's namespaces opens what is there by the rights of the host's root.
+func Verify(pid int) error {
+	dev, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/dev", Err: err}
+	}
+	defer unix.Close(dev)
+	here, err := list(dev)
+	if err != nil || len(here) == 0 {
+		return err
+	}
+	return withDev(pid, func(dev int) error { return verify(dev, here) })
+}
+
+func verify(dev int, here []specs.LinuxDevice) error {
+	return eachNode(dev, func(name, at string) error {
+		if !slices.ContainsFunc(here, func(d specs.LinuxDevice) bool { return d.Path == at }) {
+			return nil // nobody opens it
+		}
+		var st unix.Stat_t
+		if err := unix.Fstatat(dev, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return &os.PathError{Op: "stat", Path: at, Err: err}
+		}
+		is := func(d specs.LinuxDevice) bool {
+			return d.Major == int64(unix.Major(st.Rdev)) && d.Minor == int64(unix.Minor(st.Rdev))
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR || !slices.ContainsFunc(here, is) {
+			return fmt.Errorf("what the container has at %s is none of this machine's nodes of NVIDIA's: %w", at, errdefs.ErrFailedPrecondition)
+		}
+		return nil
+	})
 }
 
 // The container makes in its /dev what it likes: so its names are not all kept, and not read without end.

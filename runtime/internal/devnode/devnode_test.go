@@ -13,7 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuckpt/gpuckpt/internal/node/proc"
 )
@@ -80,5 +82,31 @@ func TestListMuch(t *testing.T) {
 	}
 	if found, err := list(fd); !errors.Is(err, proc.ErrTooMuch) {
 		t.Errorf("%d nodes, %v", len(found), err)
+	}
+}
+
+func TestVerify(t *testing.T) {
+	const null, zero, full = 1<<8 | 3, 1<<8 | 5, 1<<8 | 7
+	here := []specs.LinuxDevice{{Path: "/dev/nvidia0", Major: 1, Minor: 3}, {Path: "/dev/nvidiactl", Major: 1, Minor: 5}}
+	for _, c := range []struct {
+		what, name string
+		make       func(at string) error
+		good       bool
+	}{
+		{"the node", "nvidia0", func(at string) error { return unix.Mknod(at, unix.S_IFCHR, null) }, true},
+		{"another's name", "nvidia0", func(at string) error { return unix.Mknod(at, unix.S_IFCHR, zero) }, true},
+		{"another device", "nvidia0", func(at string) error { return unix.Mknod(at, unix.S_IFCHR, full) }, false},
+		{"a block device", "nvidia0", func(at string) error { return unix.Mknod(at, unix.S_IFBLK, null) }, false},
+		{"a FIFO", "nvidiactl", func(at string) error { return unix.Mknod(at, unix.S_IFIFO, 0) }, false},
+		{"a link", "nvidiactl", func(at string) error { return os.Symlink("/dev/zero", at) }, false},
+		{"a GPU that is not here", "nvidia7", func(at string) error { return unix.Mknod(at, unix.S_IFCHR, full) }, true},
+	} {
+		dir, fd := devDir(t)
+		if err := c.make(filepath.Join(dir, c.name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := verify(fd, here); (err == nil) != c.good || err != nil && !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("%s: %v", c.what, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ package hooks
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"os"
@@ -158,6 +159,39 @@ func TestWriteNote(t *testing.T) {
 		}
 		if n, err := writeNote(root, nil); err != nil || n.Restores != 1 {
 			t.Errorf("%q: %+v, %v", text, n, err)
+		}
+	}
+}
+
+// TestNoteOfAnotherKind puts something else than a file there: to open it, by the host's rights, starts a watchdog or rewinds a
+// tape, and to read it may have no end.
+func TestNoteOfAnotherKind(t *testing.T) {
+	for kind, mode := range map[string]uint32{"a FIFO": unix.S_IFIFO, "a device": unix.S_IFCHR} {
+		root := t.TempDir()
+		if _, err := writeNote(root, nil); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(root, run, noteDir, noteName)
+		if err := errors.Join(os.Remove(path), unix.Mknod(path, mode|0o666, int(unix.Mkdev(1, 3)))); err != nil {
+			t.Fatal(err)
+		}
+		events, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		if err == nil {
+			_, err = unix.InotifyAddWatch(events, path, unix.IN_OPEN)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(events)
+		if n, err := writeNote(root, nil); err != nil || n.Restores != 1 || noteIn(t, root) != n {
+			t.Errorf("%s: %+v, %v", kind, n, err)
+		}
+		event := make([]byte, 256)
+		n, err := unix.Read(events, event)
+		if n > 0 && binary.NativeEndian.Uint32(event[4:])&unix.IN_OPEN != 0 {
+			t.Errorf("%s was opened", kind)
+		} else if n < 0 && !errors.Is(err, unix.EAGAIN) {
+			t.Error(err)
 		}
 	}
 }

@@ -164,11 +164,20 @@ func sameMount(a, b int) (bool, error) {
 
 // readNote returns the note of an earlier restore; an empty one where there is none to be read.
 func readNote(dir int) (note Note) {
-	fd, err := unix.Openat(dir, noteName, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(dir, noteName, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return note
 	}
-	f := os.NewFile(uintptr(fd), noteName)
+	defer unix.Close(fd)
+	// A program that may make nodes has any device of the host's opened here, and one that writes to a FIFO is waited for.
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return note
+	}
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return note
+	}
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxNote))
 	if err != nil || json.Unmarshal(data, &note) != nil || note.Restores < 0 || note.Restores >= 1<<30 {

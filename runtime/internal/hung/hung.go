@@ -9,6 +9,7 @@ package hung
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -45,10 +46,8 @@ func Refuse(pid int) error {
 		return err
 	}
 	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(m.FSType, "fuse") && !slices.Contains(served, m.FSType), false
-	})
-	if proc.Ended(err) || len(mounts) == 0 {
+	mounts, err := read(f)
+	if proc.Ended(err) || err == nil && len(mounts) == 0 {
 		return nil
 	}
 	if err != nil {
@@ -74,6 +73,24 @@ func Refuse(pid int) error {
 		}
 	}
 	return failed
+}
+
+// most bounds the mounts that are asked.
+const most = 512
+
+// read returns the mounts of such file systems.
+func read(from io.Reader) (mounts []*mountinfo.Info, err error) {
+	n := 0
+	mounts, err = mountinfo.GetMountsFromReader(from, func(m *mountinfo.Info) (skip, stop bool) {
+		if skip = !strings.HasPrefix(m.FSType, "fuse") && !slices.Contains(served, m.FSType); !skip {
+			n++
+		}
+		return skip, n > most
+	})
+	if n > most {
+		return nil, fmt.Errorf("the container has more than %d mounts of file systems with a server (FUSE, NFS): unmount some: %w", most, errdefs.ErrFailedPrecondition)
+	}
+	return mounts, err
 }
 
 // ask returns what is closed when a file system has answered, with an error or not.
