@@ -210,6 +210,7 @@ func TestReasons(t *testing.T) {
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "the container has none: end it before a checkpoint", flags: admin},
+		{state: "deadline", says: "scheduling policy 6", flags: []string{"--cap-add", "CAP_SYS_NICE"}, machine: "sched_setattr"},
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
@@ -461,7 +462,7 @@ func TestDifferent(t *testing.T) {
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"peers-user": "root, without an address", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
-		"raw-address": "gone", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
+		"raw-address": "gone", "day-timer": "it ends too late", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
 	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true, "raw-address": true, "shared-mount": true}
 	for _, kind := range different.Kinds {

@@ -1657,6 +1657,30 @@ static const char *absolute_timers_same(void)
 	return "same";
 }
 
+// Such a timer that is none of timerfd's.
+static struct timespec day_ends;
+
+static void day_timer(void)
+{
+	struct sigevent e = {.sigev_notify = SIGEV_NONE};
+	struct itimerspec at = {0};
+	must(timer_create(CLOCK_REALTIME, &e, &timer));
+	must(clock_gettime(CLOCK_REALTIME, &at.it_value));
+	at.it_value.tv_sec += 1000;
+	day_ends = at.it_value;
+	must(timer_settime(timer, TIMER_ABSTIME, &at, NULL));
+}
+
+static const char *day_timer_same(void)
+{
+	struct timespec now;
+	struct itimerspec left;
+	must(clock_gettime(CLOCK_REALTIME, &now));
+	must(timer_gettime(timer, &left));
+	double late = difftime(now.tv_sec, day_ends.tv_sec) + difftime(left.it_value.tv_sec, 0) + (double)(now.tv_nsec - day_ends.tv_nsec + left.it_value.tv_nsec) / 1e9;
+	return late > 0.01 ? "it ends too late" : "same";
+}
+
 // Code that processes share, below all other: PHP has it compiled there.
 static void *code_at;
 
@@ -2400,6 +2424,23 @@ static const char *bound_group_same(void)
 	return at.sin6_scope_id == 1 && at.sin6_addr.s6_addr[15] == 0xfb ? "same" : "another address";
 }
 
+// A child is scheduled by its deadlines.
+static void deadline(void)
+{
+	// sched_attr of linux/sched/types.h, which libc's headers do not go with
+	struct {
+		uint32_t size, policy;
+		uint64_t flags;
+		int32_t nice;
+		uint32_t priority;
+		uint64_t runtime, deadline, period;
+	} a = {.size = 48, .policy = 6, .runtime = 1000000, .deadline = 100000000, .period = 100000000};
+	b = (int)must(fork());
+	for (; !b;)
+		pause();
+	must(syscall(SYS_sched_setattr, b, &a, 0));
+}
+
 // A process has as many mappings as it may.
 static void full_maps(void)
 {
@@ -2632,6 +2673,7 @@ static const struct state {
 	{"appended-pipe", appended_pipe, appended_pipe_same},
 	{"repeating-timers", repeating_timers, repeating_timers_same},
 	{"absolute-timers", absolute_timers, absolute_timers_same},
+	{"day-timer", day_timer, day_timer_same},
 	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
@@ -2673,6 +2715,7 @@ static const struct state {
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},
 	{"shared-mount", shared_mount, shared_mount_same},
+	{"deadline", deadline, NULL},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},

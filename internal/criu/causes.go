@@ -66,8 +66,6 @@ var causes = []cause{
 		"a program uses io_uring, which CRIU cannot dump: have it do without (" + withoutIOUring + ")"},
 	{[]string{"has bad size"},
 		"a file has changed since the checkpoint: restore it as it was; of a volume, annotation dev.gpuckpt.changed-files=accept takes it as it is"},
-	{[]string{"has bad mode"},
-		"the mode of a file on a volume has changed since the checkpoint: restore it as it was"},
 	{[]string{"Can't open file", "No such file or directory"},
 		"a file that was open is not there: mount the volume that has it, or restore with the container's changed files"},
 	{[]string{"Can't lookup mount", "/memfd:"}, hugePages},

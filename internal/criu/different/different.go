@@ -63,6 +63,7 @@ var Kinds = []Kind{
 	{"mapping-policy", "`mbind`", "the default", nil},
 	{"lock-future", "`mlockall(MCL_FUTURE)`", "what is locked stays so, new memory is not locked", nil},
 	{"lock-when-used", "`MLOCK_ONFAULT`", "all of it is locked", nil},
+	{"day-timer", "`timer_settime` with a time of the day (`TIMER_ABSTIME`)", "later by as long as it was down", nil},
 	{"queued-udp", "unread UDP datagrams, raw packets", "lost, as in a network", func(l *looked) bool { return l.datagrams }},
 	{"queued-sender", "sender of an unread Unix datagram", "none", nil},
 	{"raw-address", "`bind` of a raw socket of ICMP, `connect` of a raw or ping socket without a port", "gone", func(l *looked) bool { return l.addresses }},
