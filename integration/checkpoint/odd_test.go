@@ -211,6 +211,7 @@ func TestReasons(t *testing.T) {
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "the container has none: end it before a checkpoint", flags: admin},
 		{state: "deadline", says: "scheduling policy 6", flags: []string{"--cap-add", "CAP_SYS_NICE"}, machine: "sched_setattr"},
+		{state: "left-capability", says: "its inheritable capabilities have CAP_KILL"},
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
@@ -269,7 +270,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "early-client", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "transparent", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
+	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "jailed-sockets", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "early-client", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "transparent", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
 		t.Run(state, func(t *testing.T) {
 			tries := 1
 			if state == "failing-waits" {

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/futex.h>
 #include <linux/if_ether.h>
@@ -1035,6 +1036,31 @@ static const char *renamed_socket_same(void)
 	close(d);
 	on_path(at.sun_path, ".soon");
 	return failed ? "nobody listens" : !access(at.sun_path, F_OK) ? "the old name is back" : "same";
+}
+
+// A process in a chroot has bound sockets there.
+static void jailed_sockets(void)
+{
+	must(mkdir("/jail", 0755));
+	must(mkdir("/jail/jailed", 0755));
+	if (!must(fork())) {
+		must(chroot("/jail"));
+		must(chdir("/jailed"));
+		unix_socket("/jailed/whole", SOCK_DGRAM);
+		unix_socket("part", SOCK_DGRAM);
+		for (;;)
+			pause();
+	}
+	usleep(200000);
+}
+
+static const char *jailed_sockets_same(void)
+{
+	struct sockaddr_un whole = {AF_UNIX, "/jail/jailed/whole"}, part = {AF_UNIX, "/jail/jailed/part"};
+	int s = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	int failed = connect(s, (void *)&whole, sizeof whole), half = connect(s, (void *)&part, sizeof part);
+	close(s);
+	return failed ? "nobody has the whole name" : half ? "nobody has the other name" : "same";
 }
 
 // in_replaced opens a file, removes it and its directory, and makes a file of the directory's name.
@@ -2441,6 +2467,17 @@ static void deadline(void)
 	must(syscall(SYS_sched_setattr, b, &a, 0));
 }
 
+// A capability that programs may inherit, and that is beyond the bounding set.
+static void left_capability(void)
+{
+	struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct sets[2];
+	must(syscall(SYS_capget, &head, sets));
+	sets[0].inheritable |= 1 << CAP_KILL;
+	must(syscall(SYS_capset, &head, sets));
+	must(prctl(PR_CAPBSET_DROP, CAP_KILL));
+}
+
 // A process has as many mappings as it may.
 static void full_maps(void)
 {
@@ -2641,6 +2678,7 @@ static const struct state {
 	{"long-sleep", long_sleep, long_sleep_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
+	{"jailed-sockets", jailed_sockets, jailed_sockets_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},
 	{"not-accepted", not_accepted, not_accepted_same},
 	{"queued-events", queued_events, queued_events_same},
@@ -2716,6 +2754,7 @@ static const struct state {
 	{"bound-group", bound_group, bound_group_same},
 	{"shared-mount", shared_mount, shared_mount_same},
 	{"deadline", deadline, NULL},
+	{"left-capability", left_capability, NULL},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},

@@ -92,6 +92,8 @@ var causes = []cause{
 		"CRIU could not enter its sandbox: look for the path, a kernel before 5.12, or a mount that is gone"},
 	{[]string{"packetized mode for pipes"},
 		"a pipe keeps packets apart (pipe2 with O_DIRECT), which CRIU cannot dump: have the program use a Unix socket (SOCK_SEQPACKET), or close it before the checkpoint"},
+	{[]string{"Can't get socket filter len"},
+		"a socket has an eBPF filter (SO_ATTACH_BPF), which CRIU cannot dump: have the program detach it, or close the socket, before the checkpoint"},
 	{[]string{"Control messages in queue"},
 		"a message with its sender's credentials waits in a Unix socket (SO_PASSCRED), which CRIU cannot dump: try again when the program has read it"},
 	{[]string{"netlink: The socket has data to read"},

@@ -88,7 +88,7 @@ var Kinds = []Kind{
 	{"netlink-type", "type of a netlink socket", "`SOCK_RAW`", nil},
 	{"shared-port", "`SO_ATTACH_REUSEPORT_CBPF`, `_EBPF`", "gone", nil},
 	{"urgent", "unread `MSG_OOB` data", "lost, or unmarked", nil},
-	{"own-settings", "`PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`, `mseal`, `modify_ldt`, `F_NOTIFY`, `PR_SET_SYSCALL_USER_DISPATCH`, `ARCH_REQ_XCOMP_PERM` (AMX), `pkey_alloc`, `EPIOCSPARAMS`, `PR_THP_DISABLE_EXCEPT_ADVISED`, `PR_FUTEX_HASH`, `sched_runtime`, `F_SET_RW_HINT`, `TCP_FASTOPEN_KEY`, `/proc/PID/autogroup`, `PR_SET_SPECULATION_CTRL`, `sem_otime`, `msg_stime`, `timer_getoverrun` (waiting)", "the default", nil},
+	{"own-settings", "`PR_SET_MDWE`, `PR_SET_TSC`, `PR_MCE_KILL`, `PR_SET_IO_FLUSHER`, `mseal`, `modify_ldt`, `F_NOTIFY`, `PR_SET_SYSCALL_USER_DISPATCH`, `ARCH_REQ_XCOMP_PERM` (AMX), `ARCH_SET_CPUID`, `pkey_alloc`, `EPIOCSPARAMS`, `PR_THP_DISABLE_EXCEPT_ADVISED`, `PR_FUTEX_HASH`, `sched_runtime`, `F_SET_RW_HINT`, `TCP_FASTOPEN_KEY`, `/proc/PID/autogroup`, `PR_SET_SPECULATION_CTRL`, `sem_otime`, `msg_stime`, `timer_getoverrun` (waiting)", "the default", nil},
 	{"landlock", "a Landlock domain, in a container with `dev.gpuckpt.io-uring=allow`", "**gone**: [security.md](security.md#landlock)", nil},
 	{"start-time", "start time of a process, by which psutil and Ray know it", "that of the restore", nil},
 	{"processor-time", "processor time of a process", "that since the restore", nil},
