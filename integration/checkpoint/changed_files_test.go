@@ -13,7 +13,8 @@ import (
 	"github.com/gpuckpt/gpuckpt/integration/harness"
 )
 
-// A log on a volume grows after a checkpoint. A restore goes on at its end, three times over.
+// A log on a volume grows after a checkpoint, and gets another mode, as by fsGroup. A restore goes on at its
+// end, three times over.
 func TestGrownLog(t *testing.T) {
 	results.Add(t)
 	eachKind(t, func(t *testing.T, spec harness.RunSpec, work string) {
@@ -26,6 +27,9 @@ func TestGrownLog(t *testing.T) {
 		want := "101\n102\n"
 		for range 3 {
 			k.MustRemove(t)
+			if err := os.Chmod(log, 0o664); err != nil {
+				t.Fatal(err)
+			}
 			k = restore(t, shared, k.ID, ref, k.Port)
 			k.Expect(t, "count", "102")
 			want += "102\n"

@@ -210,6 +210,8 @@ func TestReasons(t *testing.T) {
 		{state: "covered-file", file: "/covered", says: "another one is mounted over it", flags: admin},
 		{state: "no-descriptors", says: "ulimit -n"},
 		{state: "user-namespace", says: "the container has none: end it before a checkpoint", flags: admin},
+		{state: "deadline", says: "scheduling policy 6", flags: []string{"--cap-add", "CAP_SYS_NICE"}, machine: "sched_setattr"},
+		{state: "left-capability", says: "its inheritable capabilities have CAP_KILL"},
 		{state: "full-maps", says: "mappings of memory"},
 		{state: "many-signals", says: "waiting signals, and may have 4"},
 		{state: "timer-above-limit", says: "has 1 timers and waiting signals"},
@@ -268,7 +270,7 @@ func TestScheduling(t *testing.T) {
 // What CRIU leaves out, and gpuckpt brings back; and what was refused once.
 func TestBroughtBack(t *testing.T) {
 	results.Add(t)
-	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "early-client", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "transparent", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
+	for _, state := range []string{"semaphore", "locked-beside", "memory-policy", "core-filter", "multicast", "tcp-options", "personality", "merging", "first-thread-timer", "ended-thread-timer", "threads-time", "others-epoll", "renamed-socket", "jailed-sockets", "replaced-directory", "netlink", "links-of-processes", "appended-pipe", "repeating-timers", "absolute-timers", "shared-code", "own-memory", "removed-segment", "name-in-gone", "waiting-poll", "failing-waits", "closed-clients", "early-client", "ended-child", "dotted-socket", "long-removed", "orphans-epoll", "small-queue", "broadcast", "bound-group", "free-bind", "transparent", "without-vdso", "ghosts-name", "line-typed", "typed", "raw-sockets", "packet-sockets"} {
 		t.Run(state, func(t *testing.T) {
 			tries := 1
 			if state == "failing-waits" {
@@ -461,7 +463,7 @@ func TestDifferent(t *testing.T) {
 		"not-accepted": "closed", "queued-events": "lost", "undo": "not given back when the process ends", "own-settings": "the default", "locked-segment": "not locked",
 		"peers-user": "root, without an address", "behind-empty": "lost", "nameless": "it gets no name", "keys": "gone", "removed-attributes": "gone", "netlink-type": "SOCK_RAW", "refused-datagram": "none", "shared-port": "the kernel shares it out", "urgent": "without its mark",
 		"md5": "anybody can connect", "full-terminal": "less", "both-ways": "for reading", "watch-flags": "off", "childs-terminal": "none", "exclusive": "off", "exit-signal": "SIGCHLD", "lock-when-used": "all of it",
-		"raw-address": "gone", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
+		"raw-address": "gone", "day-timer": "it ends too late", "shared-mount": "a group of its own", "landlock": "the domain is gone", "start-time": "that of the restore", "processor-time": "that since the restore",
 	}
 	seen := map[string]bool{"queued-udp": true, "not-accepted": true, "queued-events": true, "undo": true, "locked-segment": true, "md5": true, "both-ways": true, "watch-flags": true, "childs-terminal": true, "exclusive": true, "exit-signal": true, "raw-address": true, "shared-mount": true}
 	for _, kind := range different.Kinds {

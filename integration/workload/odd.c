@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/futex.h>
 #include <linux/if_ether.h>
@@ -1037,6 +1038,31 @@ static const char *renamed_socket_same(void)
 	return failed ? "nobody listens" : !access(at.sun_path, F_OK) ? "the old name is back" : "same";
 }
 
+// A process in a chroot has bound sockets there.
+static void jailed_sockets(void)
+{
+	must(mkdir("/jail", 0755));
+	must(mkdir("/jail/jailed", 0755));
+	if (!must(fork())) {
+		must(chroot("/jail"));
+		must(chdir("/jailed"));
+		unix_socket("/jailed/whole", SOCK_DGRAM);
+		unix_socket("part", SOCK_DGRAM);
+		for (;;)
+			pause();
+	}
+	usleep(200000);
+}
+
+static const char *jailed_sockets_same(void)
+{
+	struct sockaddr_un whole = {AF_UNIX, "/jail/jailed/whole"}, part = {AF_UNIX, "/jail/jailed/part"};
+	int s = (int)must(socket(AF_UNIX, SOCK_DGRAM, 0));
+	int failed = connect(s, (void *)&whole, sizeof whole), half = connect(s, (void *)&part, sizeof part);
+	close(s);
+	return failed ? "nobody has the whole name" : half ? "nobody has the other name" : "same";
+}
+
 // in_replaced opens a file, removes it and its directory, and makes a file of the directory's name.
 static int in_replaced(const char *dir)
 {
@@ -1655,6 +1681,30 @@ static const char *absolute_timers_same(void)
 			return "it ends too late";
 	}
 	return "same";
+}
+
+// Such a timer that is none of timerfd's.
+static struct timespec day_ends;
+
+static void day_timer(void)
+{
+	struct sigevent e = {.sigev_notify = SIGEV_NONE};
+	struct itimerspec at = {0};
+	must(timer_create(CLOCK_REALTIME, &e, &timer));
+	must(clock_gettime(CLOCK_REALTIME, &at.it_value));
+	at.it_value.tv_sec += 1000;
+	day_ends = at.it_value;
+	must(timer_settime(timer, TIMER_ABSTIME, &at, NULL));
+}
+
+static const char *day_timer_same(void)
+{
+	struct timespec now;
+	struct itimerspec left;
+	must(clock_gettime(CLOCK_REALTIME, &now));
+	must(timer_gettime(timer, &left));
+	double late = difftime(now.tv_sec, day_ends.tv_sec) + difftime(left.it_value.tv_sec, 0) + (double)(now.tv_nsec - day_ends.tv_nsec + left.it_value.tv_nsec) / 1e9;
+	return late > 0.01 ? "it ends too late" : "same";
 }
 
 // Code that processes share, below all other: PHP has it compiled there.
@@ -2400,6 +2450,34 @@ static const char *bound_group_same(void)
 	return at.sin6_scope_id == 1 && at.sin6_addr.s6_addr[15] == 0xfb ? "same" : "another address";
 }
 
+// A child is scheduled by its deadlines.
+static void deadline(void)
+{
+	// sched_attr of linux/sched/types.h, which libc's headers do not go with
+	struct {
+		uint32_t size, policy;
+		uint64_t flags;
+		int32_t nice;
+		uint32_t priority;
+		uint64_t runtime, deadline, period;
+	} a = {.size = 48, .policy = 6, .runtime = 1000000, .deadline = 100000000, .period = 100000000};
+	b = (int)must(fork());
+	for (; !b;)
+		pause();
+	must(syscall(SYS_sched_setattr, b, &a, 0));
+}
+
+// A capability that programs may inherit, and that is beyond the bounding set.
+static void left_capability(void)
+{
+	struct __user_cap_header_struct head = {_LINUX_CAPABILITY_VERSION_3, 0};
+	struct __user_cap_data_struct sets[2];
+	must(syscall(SYS_capget, &head, sets));
+	sets[0].inheritable |= 1 << CAP_KILL;
+	must(syscall(SYS_capset, &head, sets));
+	must(prctl(PR_CAPBSET_DROP, CAP_KILL));
+}
+
 // A process has as many mappings as it may.
 static void full_maps(void)
 {
@@ -2600,6 +2678,7 @@ static const struct state {
 	{"long-sleep", long_sleep, long_sleep_same},
 	{"copied-output", copied_output, NULL},
 	{"renamed-socket", renamed_socket, renamed_socket_same},
+	{"jailed-sockets", jailed_sockets, jailed_sockets_same},
 	{"replaced-directory", replaced_directory, replaced_directory_same},
 	{"not-accepted", not_accepted, not_accepted_same},
 	{"queued-events", queued_events, queued_events_same},
@@ -2632,6 +2711,7 @@ static const struct state {
 	{"appended-pipe", appended_pipe, appended_pipe_same},
 	{"repeating-timers", repeating_timers, repeating_timers_same},
 	{"absolute-timers", absolute_timers, absolute_timers_same},
+	{"day-timer", day_timer, day_timer_same},
 	{"shared-code", shared_code, shared_code_same},
 	{"own-memory", own_memory, own_memory_same},
 	{"closed-clients", closed_clients, closed_clients_same},
@@ -2673,6 +2753,8 @@ static const struct state {
 	{"both-ways", both_ways, both_ways_same},
 	{"bound-group", bound_group, bound_group_same},
 	{"shared-mount", shared_mount, shared_mount_same},
+	{"deadline", deadline, NULL},
+	{"left-capability", left_capability, NULL},
 	{"full-maps", full_maps, NULL},
 	{"many-signals", many_signals, NULL},
 	{"timer-above-limit", timer_above_limit, NULL},

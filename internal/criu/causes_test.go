@@ -61,6 +61,7 @@ func TestFirstCause(t *testing.T) {
 		{name: "directory of the image", log: "Error (criu/files-reg.c:1159): Can't link remap to /app: Operation not permitted\n", said: "Error", means: "have the program leave it"},
 		{name: "long removed name", log: "Error (criu/files-reg.c:1426): Can't stat path: File name too long\n", said: "Error", means: "more than 245 bytes"},
 		{name: "left by a restore", log: "Error (criu/files-reg.c:467): Can't create ghost regfile: File exists\n", said: "Error", means: "NAME.cr.N.ghost"},
+		{name: "eBPF", log: "Error (criu/sockets.c:371): sockets: Can't get socket filter len: Permission denied\n", said: "Error", means: "SO_ATTACH_BPF"},
 		{name: "reset", log: "Error (criu/sk-queue.c:235): skqueue: recvmsg fail: error: Connection reset by peer\n", said: "Error", means: "has not noticed"},
 		{name: "corked", log: "Error (criu/sk-inet.c:504): inet: Can't dump corked dgram socket 3ba7e92\n", said: "Error", means: "UDP_CORK"},
 		{name: "a namespace alone", log: "Error (criu/namespaces.c:532): No NS ID with kid 4026532194\n", said: "Error", means: "no process of the container is in"},

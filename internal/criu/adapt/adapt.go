@@ -28,6 +28,7 @@
 //   - A process that has unmapped the kernel's code (vDSO) loses that code's data (vvar): CRIU restores both or none.
 //   - A file that is open for appending may have grown. Another file on a volume may have changed
 //     if the node or the container says so.
+//   - A file or directory may have another mode, as a kubelet gives it on a volume (fsGroup): who has it open keeps it.
 //
 // Nothing else of an entry is changed. The package reads no file and trusts no entry.
 package adapt
@@ -168,9 +169,12 @@ func (p *Plan) Edit(entry proto.Message) {
 }
 
 func (p *Plan) file(f *fdinfo.FileEntry) {
-	if r := f.GetReg(); r != nil && r.Size != nil {
+	if r := f.GetReg(); r != nil {
 		if r.GetFlags()&unix.O_APPEND != 0 || p.place.Volumes[r.GetMntId()] {
 			r.Size = nil // CRIU compares no size then
+		}
+		if r.GetMode()&unix.S_IFMT != unix.S_IFCHR { // CRIU sets a terminal's
+			r.Mode = nil
 		}
 	}
 	if t := f.GetTfd(); t.GetTicks() > 0 && t.GetVsec() == 0 && t.GetVnsec() == 0 {

@@ -174,7 +174,7 @@ func TestRawSocket(t *testing.T) {
 	}
 }
 
-// CRIU compares the size of a file that did not grow by appending, unless it may have changed.
+// CRIU compares the size of a file that did not grow by appending, unless it may have changed, and no mode.
 func TestSizes(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -188,8 +188,11 @@ func TestSizes(t *testing.T) {
 		{"write on a volume that may have changed", unix.O_WRONLY, 2, true},
 		{"read on a volume that may have changed", unix.O_RDONLY, 2, true},
 	} {
-		f := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Flags: &test.flags, MntId: &test.mount, Size: new(uint64(7))}}
+		f := &fdinfo.FileEntry{Reg: &regfile.RegFileEntry{Flags: &test.flags, MntId: &test.mount, Size: new(uint64(7)), Mode: new(uint32(unix.S_IFREG | 0o644))}}
 		edited(t, Place{Volumes: map[int32]bool{2: true}}, f)
+		if f.GetReg().Mode != nil {
+			t.Errorf("%s: the mode is compared", test.name)
+		}
 		if forgotten := f.GetReg().Size == nil; forgotten != test.forget {
 			t.Errorf("%s: the size is forgotten: %v", test.name, forgotten)
 		}

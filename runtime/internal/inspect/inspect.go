@@ -210,6 +210,12 @@ func (c *checker) thread(t thread) error {
 	if want := c.spec.Process.SelinuxLabel; want != "" && t.label != want {
 		return fmt.Errorf("it has the SELinux label %q, and the spec %q", t.label, want)
 	}
+	if more := t.inheritable &^ t.bounding; more != 0 && c.CRIU == 0 {
+		return fmt.Errorf("its inheritable capabilities have %s, and its bounding ones do not, which CRIU cannot restore: have it drop both before a checkpoint", bundle.CapabilityNames(more))
+	}
+	if t.policy >= unix.SCHED_DEADLINE { // or SCHED_EXT
+		return fmt.Errorf("it has the scheduling policy %d (SCHED_DEADLINE, SCHED_EXT), which CRIU cannot restore: have it use another one before a checkpoint", t.policy)
+	}
 	if !c.has(unix.CAP_SYS_NICE) && !bundle.MayRun(c.spec, t.policy, t.priority) {
 		return fmt.Errorf("it has a real-time scheduling policy (%d, priority %d), and the spec neither CAP_SYS_NICE nor such an RLIMIT_RTPRIO", t.policy, t.priority)
 	}

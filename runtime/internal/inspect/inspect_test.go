@@ -231,6 +231,10 @@ func TestCheck(t *testing.T) {
 			f.policy, f.priority = unix.SCHED_FIFO, 50
 			s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO", Hard: 50})
 		}, ""},
+		{"a policy that CRIU does not restore", func(f *fake, s *specs.Spec) {
+			f.policy = unix.SCHED_DEADLINE
+			s.Process.Capabilities.Permitted = []string{"CAP_SYS_NICE"}
+		}, "scheduling policy 6"},
 		{"limit", func(f *fake, _ *specs.Spec) {
 			f.edit("101/limits", "4096                 files", "1048576              files")
 		}, "RLIMIT_NOFILE is 1048576"},

@@ -29,8 +29,9 @@ const (
 )
 
 // Sockets has a dump, whose processes still stand still, bind each Unix socket that was renamed after it
-// was bound, or linked to another name, to the name that it has now, and one of a name with "..", to the
-// name without. The kernel goes on telling CRIU the old one. It refuses a socket whose name is not found.
+// was bound, or linked to another name, to the name that it has now, one of a name with "..", to the
+// name without, and one of a process in a chroot, to its name outside. The kernel goes on telling CRIU the old one. It
+// refuses a socket whose name is not found.
 func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error)) error {
 	bound := make(map[uint32]*skunix.UnixSkEntry)
 	err := image.EachOf(dumped, filesImage, func(f *fdinfo.FileEntry) error {
@@ -87,8 +88,8 @@ func Sockets(ctx context.Context, dumped *image.Set, pids func() ([]int, error))
 	})
 }
 
-// nameOf returns the name that the file of a process's socket has, as the process sees it, if the name
-// by which it was bound no longer leads there.
+// nameOf returns the name that the file of a process's socket has for the container's first process, if the name
+// by which it was bound no longer leads there, or leads there in a chroot, where CRIU does not bind it.
 func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 	s, err := proc.CopyOf(pid, fd)
 	if err != nil {
@@ -109,11 +110,15 @@ func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 		return skipped, err
 	}
 	defer unix.Close(root)
+	above, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid))
+	if err != nil {
+		return skipped, err
+	}
 	found, err := proc.Openat2(root, bound, &unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS})
 	if err == nil {
 		err = unix.Fstat(found, &st)
 		unix.Close(found)
-		if err != nil || inodeOf(&own) == inodeOf(&st) {
+		if err != nil || inodeOf(&own) == inodeOf(&st) && above == "/" {
 			return skipped, err
 		}
 	}
@@ -121,20 +126,20 @@ func nameOf(ctx context.Context, pid, fd int, bound string) (string, error) {
 	if err != nil {
 		return skipped, err
 	}
-	above, err := os.Readlink(fmt.Sprintf("/proc/%d/root", pid))
-	if err != nil {
-		return skipped, err
-	}
 	rest, below := strings.CutPrefix(is, strings.TrimSuffix(above, "/")+"/")
 	switch {
-	case !strings.HasSuffix(is, " (deleted)") && below:
-		return "/" + rest, nil
-	case !strings.HasSuffix(is, " (deleted)") || own.Nlink == 0:
+	case !strings.HasSuffix(is, " (deleted)"):
+		return is, nil
+	case own.Nlink == 0:
 		return skipped, nil
 	case below: // where links lead to, as /var/run does
 		bound = "/" + rest
 	}
-	return linkedName(ctx, pid, path.Dir(bound), inodeOf(&own))
+	name, err := linkedName(ctx, pid, path.Dir(bound), inodeOf(&own))
+	if err != nil {
+		return skipped, err
+	}
+	return path.Join(above, name), nil
 }
 
 // linkedName returns another name of the file of a socket, near to the one by which it was bound.
