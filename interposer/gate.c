@@ -98,7 +98,9 @@ struct entered interposer_enter(uint64_t thunk, uintptr_t caller)
 		if (wait_outside())
 			break;
 	}
-	calling = true;
+	// In this order, also for a handler of a signal that makes a call in between.
+	__atomic_store_n(&calling, true, __ATOMIC_RELAXED);
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
 	back = caller;
 	e.leave = 1;
 	return e;
@@ -107,11 +109,13 @@ struct entered interposer_enter(uint64_t thunk, uintptr_t caller)
 uintptr_t interposer_leave(void) __attribute__((visibility("hidden")));
 uintptr_t interposer_leave(void)
 {
-	calling = false;
+	uintptr_t to = back;
+
+	__atomic_store_n(&calling, false, __ATOMIC_RELEASE); // the next call may be one of a signal's handler
 	// A child of fork has none inside, and may come back from a call of its parent's.
 	if (__atomic_load_n(&inside, __ATOMIC_RELAXED))
 		add(&inside, -1u);
-	return back;
+	return to;
 }
 
 void gate_close(uint32_t number)
