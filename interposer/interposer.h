@@ -106,8 +106,7 @@ extern bool interposer_passive;
 			interposer_write("gpuckpt interposer: " text "\n");       \
 	} while (0)
 void interposer_write(const char *text);
-// interposer_bypassed reports whether an object in this process is linked to a function of the driver
-// that is unknown here, whose calls would not wait at the gate.
+// interposer_bypassed reports whether an object in this process has calls of the driver that would not wait at the gate.
 bool interposer_bypassed(void);
 
 // gate.c

@@ -174,7 +174,7 @@ static CUresult park(uint32_t number)
 	if (load(&control.state) != OPEN)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	if (interposer_bypassed()) {
-		interposer_say("the program is linked to a function of the driver that the interposer does not know: its memory is left to the driver");
+		interposer_say("the program calls functions of the driver past the interposer: its memory is left to the driver");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	keep_drop(); // calls may wait, and CRIU would find the socket

@@ -46,9 +46,10 @@ func build(t *testing.T) (dir string) {
 		soft,
 		{"make", "-s", "-C", "../../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../../interposer/test.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", filepath.Join(dir, "linked.so"), "../../../interposer/linkedtest.c", filepath.Join(dir, "libcuda.so.1")},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "manages"), "../../../interposer/managedtest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "happens"), "../../../interposer/eventstest.c", "-ldl"},
-		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../../interposer/keeptest.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../../interposer/keeptest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "threads"), "../../../interposer/threadstest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../../interposer/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../../interposer/copytest.c", "-pthread"},
@@ -194,6 +195,11 @@ func program(t *testing.T, dir string) {
 	out, err := preloaded(dir, filepath.Join(dir, "direct"))
 	if err != nil || out != "" {
 		t.Errorf("%v: %s", err, out)
+	}
+	linked := command(dir, filepath.Join(dir, "direct"), "LD_PRELOAD="+runtimes()+filepath.Join(dir, LibraryName)+":"+filepath.Join(dir, "linked.so"))
+	linked.Args = append(linked.Args, "linked")
+	if out, err := linked.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("with another library: %v: %s", err, out)
 	}
 	// Programs without CUDA do not notice it, also where all functions are looked up at the start.
 	for _, env := range []string{"A=b", "LD_BIND_NOW=1"} {
