@@ -878,6 +878,7 @@ CUresult events_wake(void)
 
 void events_context_ended(CUcontext c)
 {
+	lock(LOCK_REGISTERING); // others may register words in another context
 	lock(LOCK_EVENTS);
 	for (struct page *p = imports; p; p = p->next)
 		p->context = p->context == c ? NULL : p->context;
@@ -886,6 +887,7 @@ void events_context_ended(CUcontext c)
 		if (at(i)->used && at(i)->context == c)
 			forget(at(i), i);
 	unlock(LOCK_EVENTS);
+	unlock(LOCK_REGISTERING);
 }
 
 void events_forked(void)

@@ -123,7 +123,7 @@ func TestLibrary(t *testing.T) {
 	t.Run("program", func(t *testing.T) { program(t, dir) })
 	t.Run("managed memory", func(t *testing.T) { managed(t, dir) })
 	t.Run("events", func(t *testing.T) { events(t, dir) })
-	for _, name := range []string{"peers", "ends", "events", "forks"} {
+	for _, name := range []string{"peers", "ends", "events", "forks", "imports"} {
 		t.Run("threads, "+name, func(t *testing.T) { threads(t, dir, name) })
 	}
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
