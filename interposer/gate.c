@@ -10,10 +10,6 @@
 
 #include "interposer.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 static uint32_t closed; // the number that it was closed by; 0: it is open
 static uint32_t inside;
 static uint32_t turn;       // counts up
@@ -36,11 +32,6 @@ static __thread uintptr_t back __attribute__((tls_model("initial-exec")));
 void *interposer_target(uint32_t thunk);    // route.c
 bool interposer_cancelled(uint32_t number); // worker.c
 
-static uint32_t load(const uint32_t *p)
-{
-	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
-}
-
 static void add(uint32_t *p, uint32_t n)
 {
 	__atomic_add_fetch(p, n, __ATOMIC_SEQ_CST);
@@ -49,7 +40,7 @@ static void add(uint32_t *p, uint32_t n)
 static void wake(void)
 {
 	add(&turn, 1);
-	syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+	futex(&turn, FUTEX_WAKE_PRIVATE, INT32_MAX);
 }
 
 // wait_outside returns when the gate was opened or a turn has come. true: the call is inside.

@@ -13,6 +13,9 @@
 #include <string.h>
 #include <unistd.h>
 
+// In a library of their own before glibc 2.34, which a program may lack.
+#pragma weak dlopen
+#pragma weak dladdr
 extern const char interposer_thunks[], interposer_thunks_end[];
 extern void *dlvsym(void *, const char *, const char *) __attribute__((weak));
 extern int dl_iterate_phdr(int (*)(struct dl_phdr_info *, size_t, void *), void *) __attribute__((weak));

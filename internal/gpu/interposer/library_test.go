@@ -6,6 +6,7 @@
 package interposer
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -220,5 +221,50 @@ func passesThrough(t *testing.T, dir string) {
 		if err == nil || !strings.Contains(out, "!memcmp(handle, \"gpck\", 4) is not so") || strings.Count(out, "it does nothing here") != 1 {
 			t.Errorf("%s: %v: %s", env, err, out)
 		}
+	}
+}
+
+// A C library of 2014 has all that the interposer names, and has it in itself: what was elsewhere is weak.
+func TestOldCLibrary(t *testing.T) {
+	f, err := elf.Open(filepath.Join(build(t), LibraryName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.Command("gcc", "-print-file-name=libc.so.6").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := exec.Command("objdump", "-T", strings.TrimSpace(string(path))).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	since := make(map[string]int) // the minor versions that programs of today are linked to
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		var minor int
+		if len(fields) < 2 || strings.Contains(line, "*UND*") {
+			continue
+		}
+		if n, _ := fmt.Sscanf(fields[len(fields)-2], "GLIBC_2.%d", &minor); n == 1 {
+			since[fields[len(fields)-1]] = minor
+		}
+	}
+	named := 0
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF || elf.ST_BIND(s.Info) == elf.STB_WEAK {
+			continue
+		}
+		named++
+		if minor, ok := since[s.Name]; !ok || minor > 17 {
+			t.Errorf("%s is of glibc 2.%d (found: %t)", s.Name, minor, ok)
+		}
+	}
+	if named < 20 {
+		t.Errorf("it names %d functions", named)
 	}
 }
