@@ -207,11 +207,6 @@ struct block *block_here(size_t bytes)
 	return NULL;
 }
 
-CUresult block_reserve(struct block *b)
-{
-	return driver.cuMemAddressReserve(&b->address, b->bytes, 0, 0, 0);
-}
-
 void block_forget(struct block *gone)
 {
 	lock(LOCK_EXPORTING);
