@@ -126,13 +126,12 @@ static CUresult pointer_attributes(unsigned n, int *attributes, void **data, CUd
 
 static CUresult range_handle(void *handle, CUdeviceptr p, size_t bytes, int type, unsigned long long flags)
 {
-	struct block *b = block_at(p), *view = vmm_block(p);
+	struct block *b = block_at(p);
 	CUresult r = driver.cuMemGetHandleForAddressRange(handle, p, bytes, type, flags);
 
+	b = b ? b : vmm_block(p);
 	if (!r && b)
 		block_is_given(b);
-	if (!r && view)
-		block_is_given(view);
 	return r;
 }
 

@@ -10,10 +10,8 @@
 
 #include "block.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct block *blocks;
 static uint64_t last_number; // of a block; LOCK_BLOCKS
@@ -46,9 +44,9 @@ static void look(void)
 
 bool block_ready(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	static pthread_once_t state = PTHREAD_ONCE_INIT;
 
-	pthread_once(&once, look);
+	once(&state, look);
 	return is_known;
 }
 
@@ -207,11 +205,6 @@ struct block *block_here(size_t bytes)
 	}
 	free(b);
 	return NULL;
-}
-
-CUresult block_reserve(struct block *b)
-{
-	return driver.cuMemAddressReserve(&b->address, b->bytes, 0, 0, 0);
 }
 
 void block_forget(struct block *gone)

@@ -97,8 +97,6 @@ void contexts_note(CUcontext c, int primary_of);
 bool block_ticket(struct block *b, struct ticket *t);
 // block_here returns a block for the current context, NULL without one or without memory. The caller frees it.
 struct block *block_here(size_t bytes);
-// block_reserve has an address for it.
-CUresult block_reserve(struct block *b);
 // block_at returns the block that the program has at an address by cuMemAlloc or cuIpcOpenMemHandle; NULL for none.
 struct block *block_at(CUdeviceptr p);
 // block_in_context calls a function with an address in a context, and then has the context again that was current.
@@ -138,7 +136,6 @@ CUresult vmm_hide(struct block *b);
 bool vmm_keeps(struct block *b);
 // vmm_block returns the block that the program has mapped at an address; NULL for none.
 struct block *vmm_block(CUdeviceptr p);
-
 
 // What stands in for functions of the driver's: of each room, up to a name that is NULL.
 struct override {

@@ -15,15 +15,9 @@
 #include "driver.h"
 
 #include <limits.h>
-#include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 // What a buffer holds, and a thread copies at a time. Two for each thread are pinned during copies.
 #define CHUNK ((size_t)4 << 20)
@@ -172,18 +166,10 @@ static void share(void)
 	}
 }
 
-static void futex(uint32_t *word, int operation, uint32_t value)
-{
-	syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
-}
-
-static void *work(void *tid)
+static void work(void)
 {
 	uint32_t seen = 0;
 
-	gate_exempt();
-	prctl(PR_SET_NAME, "gpuckpt-copy");
-	__atomic_store_n((int32_t *)tid, (int32_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
 	for (;;) {
 		uint32_t now = __atomic_load_n(&round_number, __ATOMIC_SEQ_CST);
 		if (now == seen) {
@@ -195,25 +181,18 @@ static void *work(void *tid)
 		if (!__atomic_sub_fetch(&job.busy, 1, __ATOMIC_SEQ_CST))
 			futex(&job.busy, FUTEX_WAKE_PRIVATE, 1);
 	}
-	return NULL;
 }
-
-extern int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
 
 void copy_start(int32_t *tids, int most)
 {
 	cpu_set_t cpus;
-	pthread_t thread;
 
 	// The caller copies too.
 	int wanted = sched_getaffinity(0, sizeof cpus, &cpus) ? 1 : CPU_COUNT(&cpus) - 1;
 	if (wanted > most)
 		wanted = most;
-	while (copiers < wanted && !pthread_create(&thread, NULL, work, &tids[copiers])) {
-		while (!__atomic_load_n(&tids[copiers], __ATOMIC_SEQ_CST))
-			sched_yield();
+	while (copiers < wanted && thread_start("gpuckpt-copy", work, &tids[copiers]))
 		copiers++;
-	}
 }
 
 void copy_forget(void)

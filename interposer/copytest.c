@@ -5,6 +5,7 @@
 // read on the way back, and everything else is. Answers nothing and ends with 0, or says what is wrong.
 
 #include "driver.c"
+#include "lock.c"
 #include "copy.c"
 
 #include <stdio.h>

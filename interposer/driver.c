@@ -3,7 +3,6 @@
 
 #include "driver.h"
 
-#include <pthread.h>
 #include <string.h>
 
 static CUresult missing(void)
@@ -39,9 +38,9 @@ static void look(void)
 
 void driver_look(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	static pthread_once_t state = PTHREAD_ONCE_INIT;
 
-	pthread_once(&once, look);
+	once(&state, look);
 }
 
 bool driver_serves(enum needed what)

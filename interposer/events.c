@@ -22,14 +22,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 }; // CU_EVENT_*
 enum { RELAXED = 2 };             // CU_STREAM_CAPTURE_MODE_RELAXED
@@ -87,8 +83,7 @@ enum { CHUNK = 1024, CHUNKS = 4096 };
 static struct event *chunks[CHUNKS];
 static uint32_t count, *unused, unused_count, unused_room;
 static struct page *imports, own;
-static int own_fd = -1;
-static struct stat own_file;
+static struct owned own_file = {.fd = -1}; // of own's words
 static bool exports; // there is a handle, so own has words unless they are taken down
 static uint64_t last_owner;
 static struct event none; // what a number stands for that is no event: the driver's answer is the program's
@@ -104,43 +99,29 @@ struct calls {
 };
 static struct calls legacy, per_thread;
 
-static bool complete, looked; // events are wanted, and the driver has what they need; that was looked for
-
-static bool wanted; // by the environment, as it was at first
-
-static void look_wanted(void)
-{
-	const char *set = getenv("GPUCKPT_INTERPOSER_EVENTS");
-	wanted = !set || strcmp(set, "off");
-}
-
-bool events_wanted(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-	pthread_once(&once, look_wanted);
-	return wanted;
-}
+static bool complete, wanted; // the driver has what they need; the program's environment, as it was at first, wants them
 
 static void look(void)
 {
+	const char *set = getenv("GPUCKPT_INTERPOSER_EVENTS");
+
+	wanted = !set || strcmp(set, "off");
+	complete = wanted && driver_serves(EVENTS);
 	legacy = (struct calls){driver.cuEventRecord, driver.cuEventRecordWithFlags, driver.cuStreamWaitEvent,
 	                        driver.cuStreamIsCapturing, driver.cuStreamWriteValue64_v2, driver.cuStreamWaitValue64_v2};
 	per_thread = (struct calls){driver.cuEventRecord_ptsz, driver.cuEventRecordWithFlags_ptsz, driver.cuStreamWaitEvent_ptsz,
 	                            driver.cuStreamIsCapturing_ptsz, driver.cuStreamWriteValue64_v2_ptsz, driver.cuStreamWaitValue64_v2_ptsz};
-	complete = events_wanted() && driver_serves(EVENTS);
-	__atomic_store_n(&looked, true, __ATOMIC_RELEASE);
 }
 
-static void ready(void)
+bool events_wanted(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	static pthread_once_t state = PTHREAD_ONCE_INIT;
 
-	if (!__atomic_load_n(&looked, __ATOMIC_ACQUIRE))
-		pthread_once(&once, look);
+	once(&state, look);
+	return wanted;
 }
 
-static uint64_t load(const uint64_t *p)
+static uint64_t load64(const uint64_t *p)
 {
 	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
@@ -153,7 +134,7 @@ static struct page *page_of_event(const struct event *e)
 
 static void raise_to(uint64_t *p, uint64_t n)
 {
-	uint64_t now = load(p);
+	uint64_t now = load64(p);
 
 	while (now < n && !__atomic_compare_exchange_n(p, &now, n, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
 		;
@@ -255,7 +236,6 @@ static CUresult create(CUevent *number, unsigned flags)
 {
 	struct event e = {.plain = NULL};
 
-	ready();
 	if (!number || (flags & (INTERPROCESS | DISABLE_TIMING)) != (INTERPROCESS | DISABLE_TIMING) || !can())
 		return driver.cuEventCreate(number, flags);
 	CUresult r = plain_event(&e, flags & ~INTERPROCESS);
@@ -264,7 +244,6 @@ static CUresult create(CUevent *number, unsigned flags)
 
 static CUresult destroy(CUevent number)
 {
-	ready();
 	if (!MEANT(number))
 		return driver.cuEventDestroy_v2(number);
 	struct event *e = event_of(number);
@@ -283,7 +262,7 @@ static struct slot *slot_of(const struct event *e)
 {
 	struct page *p = page_of_event(e);
 	struct slot *s = p && p->words ? &p->words->slot[e->slot] : NULL;
-	return s && load(&s->owner) == e->owner ? s : NULL;
+	return s && load64(&s->owner) == e->owner ? s : NULL;
 }
 
 // change_mode returns how this thread's calls bear with captures before, in any thread: RELAXED is for calls that no
@@ -329,7 +308,7 @@ static CUresult next_number(struct event *e, struct slot *s, CUstream stream, co
 	CUdeviceptr place;
 	CUresult r = place_of(e, s, n, &place);
 
-	if (!r && n > RING && load(&s->done[n % RING]) < n - RING)
+	if (!r && n > RING && load64(&s->done[n % RING]) < n - RING)
 		r = calls->WaitValue(stream, place, n - RING, WAIT_VALUE_GEQ);
 	r = r ? r : calls->WriteValue(stream, place, n, WRITE_VALUE_DEFAULT);
 	if (r) {
@@ -384,13 +363,13 @@ static CUresult record_with(CUevent number, CUstream stream, unsigned flags, boo
 static uint64_t others(const struct event *e, struct slot **s)
 {
 	*s = __atomic_load_n(&e->captured, __ATOMIC_RELAXED) ? NULL : slot_of(e);
-	uint64_t n = *s ? load(&(*s)->recorded) : 0;
-	return n == load(&e->last) ? 0 : n;
+	uint64_t n = *s ? load64(&(*s)->recorded) : 0;
+	return n == load64(&e->last) ? 0 : n;
 }
 
 static bool is_done(struct slot *s, uint64_t n)
 {
-	return load(&s->done[n % RING]) >= n;
+	return load64(&s->done[n % RING]) >= n;
 }
 
 static CUresult wait_with(CUstream stream, CUevent number, unsigned flags, const struct calls *calls)
@@ -414,17 +393,14 @@ static CUresult wait_with(CUstream stream, CUevent number, unsigned flags, const
 #define IN_STREAMS(suffix, calls)                                                              \
 	static CUresult record##suffix(CUevent e, CUstream s)                                  \
 	{                                                                                      \
-		ready();                                                                       \
 		return MEANT(e) ? record_with(e, s, 0, false, calls) : (calls)->Record(e, s); \
 	}                                                                                      \
 	static CUresult record_flags##suffix(CUevent e, CUstream s, unsigned flags)            \
 	{                                                                                      \
-		ready();                                                                       \
 		return MEANT(e) ? record_with(e, s, flags, true, calls) : (calls)->RecordWithFlags(e, s, flags); \
 	}                                                                                      \
 	static CUresult wait##suffix(CUstream s, CUevent e, unsigned flags)                    \
 	{                                                                                      \
-		ready();                                                                       \
 		return MEANT(e) ? wait_with(s, e, flags, calls) : (calls)->Wait(s, e, flags); \
 	}
 IN_STREAMS(, &legacy)
@@ -443,7 +419,6 @@ static CUresult query(CUevent number)
 {
 	struct slot *s;
 
-	ready();
 	if (!MEANT(number))
 		return driver.cuEventQuery(number);
 	struct event *e = event_of(number);
@@ -460,7 +435,6 @@ static CUresult synchronize(CUevent number)
 	struct slot *s;
 	CUresult r;
 
-	ready();
 	if (!MEANT(number))
 		return driver.cuEventSynchronize(number);
 	struct event *e = event_of(number);
@@ -476,7 +450,6 @@ static CUresult synchronize(CUevent number)
 
 static CUresult elapsed(float *ms, CUevent from, CUevent to)
 {
-	ready();
 	return driver.cuEventElapsedTime(ms, drivers(from), drivers(to));
 }
 
@@ -491,7 +464,7 @@ static bool make_words(void)
 	int fd = (int)syscall(SYS_memfd_create, "gpuckpt-events", MFD_CLOEXEC);
 	void *p = MAP_FAILED;
 
-	if (fd >= 0 && !ftruncate(fd, sizeof(struct words)) && !fstat(fd, &own_file))
+	if (fd >= 0 && !ftruncate(fd, sizeof(struct words)))
 		p = mmap(NULL, sizeof(struct words), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED) {
 		if (fd >= 0)
@@ -501,19 +474,11 @@ static bool make_words(void)
 	madvise(p, sizeof(struct words), MADV_DONTFORK);
 	own.words = p;
 	own.words->since = share_began(getpid());
-	own_fd = fd;
+	own_file = owned(fd);
 	for (uint32_t i = 0; i < count; i++)
 		if (at(i)->used && at(i)->page == &own)
 			own.words->slot[at(i)->slot].owner = at(i)->owner;
 	return true;
-}
-
-// is_own reports whether the descriptor is the words' still: programs close what they do not know.
-static bool is_own(void)
-{
-	struct stat now;
-
-	return own_fd >= 0 && !fstat(own_fd, &now) && now.st_dev == own_file.st_dev && now.st_ino == own_file.st_ino;
 }
 
 // slot_for finds a slot for an event. The lock is held. false: all have one.
@@ -586,7 +551,6 @@ static CUresult get_handle(void *handle, CUevent number)
 	struct ticket t = {.number = SHARE_EVENTS};
 	CUresult r;
 
-	ready();
 	if (!MEANT(number)) {
 		r = driver.cuIpcGetEventHandle(handle, number);
 		if (!r)
@@ -680,7 +644,6 @@ static CUresult open_handle(CUevent *number, CUipcMemHandle handle)
 	struct ticket t;
 	CUresult r;
 
-	ready();
 	memcpy(&t, &handle, sizeof t);
 	if (memcmp(t.magic, magic, sizeof magic)) {
 		r = driver.cuIpcOpenEventHandle(number, handle);
@@ -760,7 +723,7 @@ const struct override events_overrides[] = {
 CUresult events_export(int *fd)
 {
 	lock(LOCK_EVENTS);
-	*fd = own.words && is_own() ? fcntl(own_fd, F_DUPFD_CLOEXEC, 0) : -1;
+	*fd = own.words && owned_has(&own_file) ? fcntl(own_file.fd, F_DUPFD_CLOEXEC, 0) : -1;
 	unlock(LOCK_EVENTS);
 	return *fd < 0 ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
 }
@@ -861,9 +824,7 @@ CUresult events_rest(void)
 
 	if (r)
 		return r;
-	if (is_own())
-		close(own_fd);
-	own_fd = -1;
+	owned_end(&own_file);
 	complete_all(&own);
 	return r;
 }
@@ -878,6 +839,7 @@ CUresult events_wake(void)
 
 void events_context_ended(CUcontext c)
 {
+	lock(LOCK_REGISTERING); // others may register words in another context
 	lock(LOCK_EVENTS);
 	for (struct page *p = imports; p; p = p->next)
 		p->context = p->context == c ? NULL : p->context;
@@ -886,13 +848,12 @@ void events_context_ended(CUcontext c)
 		if (at(i)->used && at(i)->context == c)
 			forget(at(i), i);
 	unlock(LOCK_EVENTS);
+	unlock(LOCK_REGISTERING);
 }
 
 void events_forked(void)
 {
-	if (is_own())
-		close(own_fd);
-	own_fd = -1;
+	owned_end(&own_file);
 	own = (struct page){.words = NULL}; // which were not mapped here
 	imports = NULL;
 	count = unused_count = 0;

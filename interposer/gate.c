@@ -10,10 +10,6 @@
 
 #include "interposer.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 static uint32_t closed; // the number that it was closed by; 0: it is open
 static uint32_t inside;
 static uint32_t turn;       // counts up
@@ -36,11 +32,6 @@ static __thread uintptr_t back __attribute__((tls_model("initial-exec")));
 void *interposer_target(uint32_t thunk);    // route.c
 bool interposer_cancelled(uint32_t number); // worker.c
 
-static uint32_t load(const uint32_t *p)
-{
-	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
-}
-
 static void add(uint32_t *p, uint32_t n)
 {
 	__atomic_add_fetch(p, n, __ATOMIC_SEQ_CST);
@@ -49,7 +40,7 @@ static void add(uint32_t *p, uint32_t n)
 static void wake(void)
 {
 	add(&turn, 1);
-	syscall(SYS_futex, &turn, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+	futex(&turn, FUTEX_WAKE_PRIVATE, INT32_MAX);
 }
 
 // wait_outside returns when the gate was opened or a turn has come. true: the call is inside.
@@ -98,7 +89,9 @@ struct entered interposer_enter(uint64_t thunk, uintptr_t caller)
 		if (wait_outside())
 			break;
 	}
-	calling = true;
+	// In this order, also for a handler of a signal that makes a call in between.
+	__atomic_store_n(&calling, true, __ATOMIC_RELAXED);
+	__atomic_signal_fence(__ATOMIC_SEQ_CST);
 	back = caller;
 	e.leave = 1;
 	return e;
@@ -107,11 +100,13 @@ struct entered interposer_enter(uint64_t thunk, uintptr_t caller)
 uintptr_t interposer_leave(void) __attribute__((visibility("hidden")));
 uintptr_t interposer_leave(void)
 {
-	calling = false;
+	uintptr_t to = back;
+
+	__atomic_store_n(&calling, false, __ATOMIC_RELEASE); // the next call may be one of a signal's handler
 	// A child of fork has none inside, and may come back from a call of its parent's.
 	if (__atomic_load_n(&inside, __ATOMIC_RELAXED))
 		add(&inside, -1u);
-	return back;
+	return to;
 }
 
 void gate_close(uint32_t number)

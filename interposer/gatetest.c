@@ -8,8 +8,10 @@
 #include "gate.c"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <x86intrin.h>
 
 #include "want.h"
 
@@ -100,8 +102,40 @@ static void callers(int count)
 	WANT(!inside && !outside[0] && !outside[1]);
 }
 
+// A ThreadSanitizer's own functions, which the processor would stop in as well, bear with no handler there.
+#ifndef __SANITIZE_THREAD__
+enum { STEP = 1 << 8, CALLER = 1, HANDLER = 2 }; // STEP: of the processor's flags
+static int steps;
+
+static void step(int signal)
+{
+	(void)signal;
+	steps++;
+	if (interposer_enter(0, HANDLER).leave)
+		WANT(interposer_leave() == HANDLER);
+}
+
+// A handler of a signal that makes a call, after each instruction of another call.
+static void interrupted(void)
+{
+	struct sigaction a = {.sa_handler = step};
+
+	WANT(!sigaction(SIGTRAP, &a, NULL));
+	__writeeflags(__readeflags() | STEP);
+	struct entered e = interposer_enter(0, CALLER);
+	uintptr_t to = interposer_leave();
+	__writeeflags(__readeflags() & ~(unsigned long long)STEP);
+	WANT(e.leave == 1 && to == CALLER && steps > 20 && !inside);
+}
+#else
+static void interrupted(void)
+{
+}
+#endif
+
 int main(void)
 {
+	interrupted();
 	gate_close(1);
 	WANT(!gate_turn(true)); // there is nobody
 	inside = 1;

@@ -6,7 +6,7 @@
 //	thunks.S   before each function of the driver: counts its calls, holds them at the gate
 //	route.c    which function of the driver is behind which thunk; dlsym, cuGetProcAddress
 //	driver.c   the driver's functions
-//	lock.c     all locks
+//	lock.c     all locks, threads and descriptors of the interposer's own
 //	gate.c     the calls that are under way, and those that wait
 //	override.c which functions of the interposer's stand in for the driver's
 //	block.c    GPU memory of the interposer's own making
@@ -27,10 +27,15 @@
 #ifndef GPUCKPT_INTERPOSER_H
 #define GPUCKPT_INTERPOSER_H
 
+#include <linux/futex.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
 #include <time.h>
+#include <unistd.h>
 
 // What is needed of cuda.h. Numbers and layouts are the driver's ABI.
 typedef int CUresult;
@@ -92,6 +97,33 @@ void lock(enum lock);
 void unlock(enum lock);
 // locks_forked is for a child: a thread of the parent's may have had any.
 void locks_forked(void);
+// once is pthread_once.
+void once(pthread_once_t *state, void (*call)(void));
+// thread_start starts a thread of the interposer's, which passes the gate and runs no handler of the program's, and writes
+// its tid: the shim must find it. false: there is none.
+bool thread_start(const char *name, void (*run)(void), int32_t *tid);
+
+static inline uint32_t load(const uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+
+static inline void futex(uint32_t *word, int operation, uint32_t value)
+{
+	syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
+}
+
+// owned is a descriptor of the interposer's that the program may have closed, and then have another file by the same
+// number.
+struct owned {
+	int fd;
+	dev_t dev;
+	ino_t ino;
+};
+// owned notes a descriptor. owned_has reports whether it is the same still, and owned_end closes it then.
+struct owned owned(int fd);
+bool owned_has(const struct owned *o);
+void owned_end(struct owned *o);
 
 // route.c
 // interposer_real looks the driver's function of that name up; NULL if it has none. What is called is in driver.h.
@@ -106,8 +138,7 @@ extern bool interposer_passive;
 			interposer_write("gpuckpt interposer: " text "\n");       \
 	} while (0)
 void interposer_write(const char *text);
-// interposer_bypassed reports whether an object in this process is linked to a function of the driver
-// that is unknown here, whose calls would not wait at the gate.
+// interposer_bypassed reports whether an object in this process has calls of the driver that would not wait at the gate.
 bool interposer_bypassed(void);
 
 // gate.c
@@ -213,6 +244,7 @@ struct ticket {
 	uint64_t number;            // of the block, from 1 on
 	uint64_t bytes, asked;      // as in the block
 };
+_Static_assert(sizeof(struct ticket) == sizeof(CUipcMemHandle), "a ticket is in its place");
 #define SHARE_EVENTS UINT64_MAX // in the place of a block's number: the words of events
 enum { SHARE_OPEN = 1, SHARE_CLOSE = 2, SHARE_LEAVE = 3 };
 // share_ticket completes a ticket that has the number and the sizes, and has a thread answer for it.
@@ -283,7 +315,7 @@ struct piece {
 	char *host;
 	size_t bytes;
 };
-// copy_start starts at most so many copiers, and writes their tids. There must be pthread_create.
+// copy_start starts at most so many copiers, and writes their tids.
 void copy_start(int32_t *tids, int most);
 // copy_all copies all pieces out of the GPU's memory or into it, and returns the first error. Pieces are
 // not empty and do not overlap, and are all within the host memory of bytes from host on. What comes back

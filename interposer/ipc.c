@@ -15,7 +15,6 @@
 
 static CUresult ipc_get(void *handle, CUdeviceptr p)
 {
-
 	struct block *b = block_at(p);
 	struct ticket t;
 
@@ -107,9 +106,15 @@ static CUresult ipc_close(CUdeviceptr address)
 	if (!block_is_import(b) || b->address != address)
 		return CUDA_ERROR_INVALID_VALUE;
 	lock(LOCK_IMPORTING);
-	if (b->opened > 1)
+	bool last = b->opened == 1;
+	b->opened -= !last;
+	unlock(LOCK_IMPORTING); // which is not held while the GPU works
+	if (!last || (r = block_in_context(b->context, block_unused, b->address)))
+		return r;
+	lock(LOCK_IMPORTING);
+	if (b->opened > 1) // meanwhile
 		b->opened--;
-	else if (!(r = block_in_context(b->context, block_unused, b->address)) && !vmm_keeps(b))
+	else if (!vmm_keeps(b))
 		r = block_end(b);
 	unlock(LOCK_IMPORTING);
 	return r;

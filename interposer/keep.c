@@ -20,21 +20,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 // What a GPU must have free beside what is asked for: a context has some hundreds of MiB, the driver's own memory comes
 // and goes in a checkpoint, and the program may want some.
 #define SPARE ((size_t)1 << 30)
-
-// own is a descriptor that the program may have closed, and then have another file by the same number.
-struct own {
-	int fd;
-	dev_t dev;
-	ino_t ino;
-};
 
 // import is a piece that is mapped for a copy.
 struct import {
@@ -46,53 +37,21 @@ struct import {
 
 static bool begun; // keep_export was called
 static size_t exported;
-static struct own batch[KEEP_BATCH];
+static struct owned batch[KEEP_BATCH];
 static uint32_t batched;
-static struct own sock_ours = {.fd = -1}; // LOCK_MEETING: the program's threads look at it
-static struct own sock_shims = {.fd = -1};
+static struct owned sock_ours = {.fd = -1}; // LOCK_MEETING: the program's threads look at it
+static struct owned sock_shims = {.fd = -1};
 static bool on_shim;     // the memory is nowhere but with the shim
 static bool partly_back; // some of it may be back
 static uint64_t taken;   // bytes that are back, from the first block on
 static uint32_t pieces;  // in which they came
 static uint32_t doubled; // it is back, and the GPU may have it once more
 
-// By a system call: an older C library has no such function.
-static bool file_of(int fd, struct stat *st)
-{
-	return fd >= 0 && !syscall(SYS_fstat, fd, st);
-}
-
-static struct own own(int fd)
-{
-	struct own o = {.fd = fd};
-	struct stat st;
-
-	if (!file_of(fd, &st))
-		return (struct own){.fd = -1};
-	o.dev = st.st_dev;
-	o.ino = st.st_ino;
-	return o;
-}
-
-static bool is_there(const struct own *o)
-{
-	struct stat st;
-
-	return file_of(o->fd, &st) && st.st_dev == o->dev && st.st_ino == o->ino;
-}
-
-static void end(struct own *o)
-{
-	if (is_there(o))
-		close(o->fd);
-	o->fd = -1;
-}
-
 void keep_offered(void)
 {
 	while (batched) // the program's threads were held, unless the shim has ended
-		end(&batch[--batched]);
-	end(&sock_shims);
+		owned_end(&batch[--batched]);
+	owned_end(&sock_shims);
 }
 
 void keep_forget(void)
@@ -156,7 +115,7 @@ CUresult keep_export(int32_t fds[KEEP_BATCH], uint64_t sizes[KEEP_BATCH], uint32
 		if (r || (r = driver.cuMemExportToShareableHandle(&fd, b->handle, CU_POSIX_FD, 0)))
 			break;
 		sizes[batched] = b->bytes;
-		batch[batched] = own(fd);
+		batch[batched] = owned(fd);
 		fds[batched] = fd;
 		batched++;
 		exported++;
@@ -194,9 +153,9 @@ CUresult keep_meet(int32_t *fd, uint32_t *so_far)
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	lock(LOCK_MEETING);
-	sock_ours = own(pair[0]);
+	sock_ours = owned(pair[0]);
 	unlock(LOCK_MEETING);
-	sock_shims = own(pair[1]);
+	sock_shims = owned(pair[1]);
 	*fd = pair[1];
 	*so_far = pieces;
 	return CUDA_SUCCESS;
@@ -213,7 +172,7 @@ static bool receive(uint64_t sizes[KEEP_BATCH], int fds[KEEP_BATCH], size_t *n)
 	struct msghdr m = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
 
 	*n = 0;
-	if (!is_there(&sock_ours))
+	if (!owned_has(&sock_ours))
 		return false;
 	ssize_t got = recvmsg(sock_ours.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	struct cmsghdr *h = got < 0 ? NULL : CMSG_FIRSTHDR(&m);
@@ -347,7 +306,7 @@ void keep_drop(void)
 {
 	lock(LOCK_MEETING);
 	__atomic_store_n(&doubled, 0, __ATOMIC_SEQ_CST);
-	end(&sock_ours);
+	owned_end(&sock_ours);
 	unlock(LOCK_MEETING);
 }
 
@@ -360,7 +319,7 @@ static bool is_doubled(void)
 	if (!__atomic_load_n(&doubled, __ATOMIC_SEQ_CST))
 		return false;
 	lock(LOCK_MEETING);
-	if (is_there(&sock_ours))
+	if (owned_has(&sock_ours))
 		n = recv(sock_ours.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
 	bool is = n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 	unlock(LOCK_MEETING);
@@ -390,8 +349,8 @@ bool keep_wait(void)
 
 void keep_forked(void)
 {
-	end(&sock_ours);
-	end(&sock_shims);
+	owned_end(&sock_ours);
+	owned_end(&sock_shims);
 	keep_forget();
 	doubled = 0;
 }

@@ -3,12 +3,14 @@
 
 // keeptest MIB...: a program with the interposer, on the software GPU, that has so much memory of cuMemAlloc, at most two
 // pieces, and changes it or has more for a moment as stdin says: "set N" writes a byte all over, "is" answers it, "alloc
-// MIB", "share KIND", "map ADDRESS BYTES FILE" (private) and "replace FD" (by another file) answer "ok" or an error. All by
-// lines.
+// MIB", "share KIND", "map ADDRESS BYTES FILE" (private), "replace FD" (by another file), "look NAME" (a function up), "load
+// LIBRARY" (with its own libraries first), "loads LIBRARY" (and another one again and again) and "copy LIBRARY" (of the driver)
+// answer "ok" or an error. All by lines.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -98,6 +100,13 @@ static int share(void *library, const char *kind)
 	return -1;
 }
 
+static void *load_and_unload(void *path)
+{
+	for (void *stays = dlopen(path, RTLD_NOW); stays;)
+		dlclose(dlopen("libm.so.6", RTLD_NOW));
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;
@@ -130,6 +139,16 @@ int main(int argc, char **argv)
 			// By a system call: no sanitizer sees that the shim has the interposer read there only afterwards.
 			r = syscall(SYS_mmap, at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) == -1;
 			close(fd);
+		} else if (sscanf(line, "look %31s", kind) == 1) {
+			r = !dlsym(library, kind);
+		} else if (sscanf(line, "loads %399s", path) == 1) {
+			pthread_t thread;
+			r = pthread_create(&thread, NULL, load_and_unload, strdup(path));
+		} else if (sscanf(line, "load %399s", path) == 1) {
+			r = !dlopen(path, RTLD_NOW | RTLD_DEEPBIND);
+		} else if (sscanf(line, "copy %399s", path) == 1) { // in which cuInit was not called
+			void *copy = dlopen(path, RTLD_NOW);
+			r = !copy || ((int (*)(CUdeviceptr *, size_t))dlsym(copy, "cuMemAlloc_v2"))(&more, 8 << 20) != 3;
 		} else if (sscanf(line, "replace %zu", &n) == 1) {
 			int fd = open("/dev/null", O_RDONLY);
 			r = dup2(fd, (int)n) < 0;

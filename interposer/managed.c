@@ -80,7 +80,7 @@ static struct range *at(CUdeviceptr p)
 	return g && p - g->address < g->bytes ? g : NULL;
 }
 
-static bool is_ours(CUdeviceptr p)
+bool managed_has(CUdeviceptr p)
 {
 	lock(LOCK_MANAGED);
 	bool ours = at(p) != NULL;
@@ -274,11 +274,6 @@ bool managed_attribute(CUdeviceptr p, int attribute, void *data)
 	return known;
 }
 
-bool managed_has(CUdeviceptr p)
-{
-	return is_ours(p);
-}
-
 void managed_context_ended(CUcontext c)
 {
 	lock(LOCK_MANAGED);
@@ -426,11 +421,11 @@ static CUresult attach(unsigned flags)
 	static CUresult our_##symbol parameters                                        \
 	{                                                                              \
 		CUresult r = CUDA_ERROR_INVALID_VALUE;                                 \
-		lock(LOCK_MANAGED);                                            \
+		lock(LOCK_MANAGED);                                                    \
 		struct range *g = at(p);                                               \
 		if (g && within(g, p, bytes))                                          \
 			r = what;                                                      \
-		unlock(LOCK_MANAGED);                                          \
+		unlock(LOCK_MANAGED);                                                  \
 		return g ? r : driver.symbol arguments;                                \
 	}
 
@@ -472,7 +467,7 @@ static bool any_ours(const struct batch *b)
 	bool any = false;
 
 	for (size_t i = 0; b->p && i < b->count && !any; i++)
-		any = is_ours(b->p[i]);
+		any = managed_has(b->p[i]);
 	return any;
 }
 

@@ -26,7 +26,8 @@ void *override_of(const char *name)
 	void *function = NULL;
 
 	driver_look();
+	const bool events = events_wanted();
 	for (size_t i = 0; i < sizeof tables / sizeof *tables && !function; i++)
 		function = find(tables[i], name);
-	return function || !events_wanted() ? function : find(events_overrides, name);
+	return function || !events ? function : find(events_overrides, name);
 }

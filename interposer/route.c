@@ -13,6 +13,9 @@
 #include <string.h>
 #include <unistd.h>
 
+// In a library of their own before glibc 2.34, which a program may lack.
+#pragma weak dlopen
+#pragma weak dladdr
 extern const char interposer_thunks[], interposer_thunks_end[];
 extern void *dlvsym(void *, const char *, const char *) __attribute__((weak));
 extern int dl_iterate_phdr(int (*)(struct dl_phdr_info *, size_t, void *), void *) __attribute__((weak));
@@ -64,24 +67,22 @@ static void *(*find_dlsym(void))(void *, const char *)
 	return found;
 }
 
-// is_driver reports whether an address is in the driver's library.
-static bool is_driver(void *address)
-{
-	Dl_info info;
-
-	if (!address || !dladdr(address, &info) || !info.dli_fname)
-		return false;
-	const char *base = strrchr(info.dli_fname, '/');
-	return !strncmp(base ? base + 1 : info.dli_fname, "libcuda.so", 10);
-}
-
-static void *library(void)
+static struct link_map *library(void)
 {
 	static void *handle;
 
 	if (!handle)
 		handle = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
 	return handle;
+}
+
+// is_driver reports whether an address is in the driver's library. A program may have another copy, or one of the
+// same name that stands before the driver's.
+static bool is_driver(void *address)
+{
+	Dl_info info;
+
+	return address && library() && dladdr(address, &info) && info.dli_fname && !strcmp(info.dli_fname, library()->l_name);
 }
 
 void *interposer_real(const char *name)
@@ -119,6 +120,16 @@ void *interposer_target(uint32_t thunk)
 	return targets[thunk];
 }
 
+// direct_of returns the thunk that has a name, DIRECTS for none.
+static size_t direct_of(const char *name)
+{
+	size_t i = 0;
+
+	while (i < DIRECTS && strcmp(name, direct[i]))
+		i++;
+	return i;
+}
+
 static bool is_quiet(const char *name)
 {
 	for (size_t i = 0; i < sizeof quiet / sizeof *quiet; i++)
@@ -130,17 +141,18 @@ static bool is_quiet(const char *name)
 // thunk_for returns the thunk of a function of the driver's: the same for the same function.
 static void *thunk_for(const char *name, void *real)
 {
-	void *override, *thunk = real;
+	void *target, *thunk = real;
 
 	if (interposer_passive || is_thunk(real) || is_quiet(name))
 		return real;
-	for (unsigned i = 0; i < DIRECTS; i++)
-		if (!strcmp(name, direct[i]) && interposer_real(name) == real)
-			return (void *)(interposer_thunks + 16 * (size_t)i);
-	override = override_of(name);
+	size_t known = direct_of(name);
+	if (known < DIRECTS && interposer_real(name) == real)
+		return (void *)(interposer_thunks + 16 * known);
+	target = override_of(name);
+	target = target ? target : real;
 	lock(LOCK_THUNKS);
 	for (unsigned i = 0; i < used; i++) {
-		if (reals[i] == real && (targets[i] != real) == (override != NULL)) {
+		if (reals[i] == real && targets[i] == target) {
 			thunk = (void *)(interposer_thunks + 16 * (size_t)i);
 			goto out;
 		}
@@ -151,7 +163,7 @@ static void *thunk_for(const char *name, void *real)
 		goto out;
 	}
 	reals[used] = real;
-	__atomic_store_n(&targets[used], override ? override : real, __ATOMIC_RELEASE);
+	__atomic_store_n(&targets[used], target, __ATOMIC_RELEASE);
 	thunk = (void *)(interposer_thunks + 16 * (size_t)used++);
 out:
 	unlock(LOCK_THUNKS);
@@ -163,6 +175,9 @@ static void *our_dlsym(void *handle, const char *name)
 {
 	void *real = find_dlsym()(handle, name);
 
+	// The C library looks behind this library, not behind the caller: what it finds may be the caller's own.
+	if (handle == RTLD_NEXT && real && !is_driver(real) && interposer_real(name))
+		real = interposer_real(name);
 	return is_driver(real) ? thunk_for(name, real) : real;
 }
 
@@ -217,26 +232,43 @@ const struct override route_overrides[] = {
 	{NULL, NULL},
 };
 
-static bool is_known(const char *name)
+// links is what the objects in this process are linked to. While the loader tells of them nothing can be looked up: that
+// may wait for another thread, which waits for the loader.
+struct links {
+	void *direct[DIRECTS]; // the driver's functions
+	bool past;             // one is linked to past its thunk, as by RTLD_DEEPBIND; or there is another copy of the library
+	size_t used;
+	char unknown[1 << 14]; // names of functions that have no thunk
+};
+
+static void note_link(struct links *l, const char *name, const void *to)
 {
-	for (size_t i = 0; i < DIRECTS; i++)
-		if (!strcmp(name, direct[i]))
-			return true;
-	return is_quiet(name);
+	size_t known = direct_of(name), bytes = strlen(name) + 1;
+
+	if (is_quiet(name))
+		return;
+	if (known < DIRECTS || bytes > sizeof l->unknown - l->used) {
+		l->past |= known == DIRECTS || (to && to == l->direct[known]);
+		return;
+	}
+	memcpy(l->unknown + l->used, name, bytes);
+	l->used += bytes;
 }
 
-// unknown reports whether relocations of an object name a function of the driver that is not known.
-static int unknown(struct dl_phdr_info *info, size_t size, void *arg)
+static int look_at(struct dl_phdr_info *info, size_t size, void *arg)
 {
+	struct links *links = arg;
 	const ElfW(Dyn) *d = NULL;
 	const ElfW(Rela) *tables[2] = {NULL, NULL};
 	size_t bytes[2] = {0, 0};
 	const ElfW(Sym) *symbols = NULL;
 	const char *strings = NULL, *base = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
 
-	(void)size, (void)arg;
-	if (base && !strncmp(base, "/libcuda.so", 11))
-		return 0; // it calls itself
+	(void)size;
+	if (base && !strncmp(base, "/libcuda.so", 11)) { // it calls itself
+		links->past |= info->dlpi_addr != library()->l_addr;
+		return 0;
+	}
 	for (int i = 0; i < info->dlpi_phnum; i++)
 		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
 			d = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
@@ -257,10 +289,8 @@ static int unknown(struct dl_phdr_info *info, size_t size, void *arg)
 		for (size_t i = 0; tables[t] && i < bytes[t] / sizeof *tables[t]; i++) {
 			size_t s = ELF64_R_SYM(tables[t][i].r_info);
 			const char *name = strings + symbols[s].st_name;
-			if (!s || symbols[s].st_shndx != SHN_UNDEF || name[0] != 'c' || name[1] != 'u' || name[2] < 'A' || name[2] > 'Z')
-				continue;
-			if (!is_known(name) && interposer_real(name))
-				return 1;
+			if (s && symbols[s].st_shndx == SHN_UNDEF && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z')
+				note_link(links, name, *(void **)(info->dlpi_addr + tables[t][i].r_offset));
 		}
 	}
 	return 0;
@@ -268,5 +298,13 @@ static int unknown(struct dl_phdr_info *info, size_t size, void *arg)
 
 bool interposer_bypassed(void)
 {
-	return !dl_iterate_phdr || dl_iterate_phdr(unknown, NULL);
+	struct links l = {.past = interposer_passive || !dl_iterate_phdr, .used = 0};
+
+	for (size_t i = 0; i < DIRECTS; i++)
+		l.direct[i] = find_dlsym()(library(), direct[i]);
+	if (!l.past)
+		dl_iterate_phdr(look_at, &l);
+	for (const char *name = l.unknown; !l.past && name < l.unknown + l.used; name += strlen(name) + 1)
+		l.past = interposer_real(name);
+	return l.past;
 }

@@ -20,9 +20,9 @@ uint64_t memory_total(void)
 	return bytes;
 }
 
-// pieces_of returns what is to be copied from or to host memory: of the blocks that are taken, those
-// that wanted names. NULL: there is no memory for the list. The caller frees it.
-static struct piece *pieces_of(char *host, bool (*wanted)(const struct block *), size_t *count)
+// pieces_of returns what is to be copied from or to host memory: all blocks that are taken, or the new ones of these.
+// NULL: there is no memory for the list. The caller frees it.
+static struct piece *pieces_of(char *host, bool all, size_t *count)
 {
 	size_t n = 0;
 
@@ -33,22 +33,11 @@ static struct piece *pieces_of(char *host, bool (*wanted)(const struct block *),
 	for (struct block *b = blocks; b && pieces; b = b->next) {
 		if (!block_is_taken(b))
 			continue;
-		if (wanted(b))
+		if (all || b->is_new)
 			pieces[(*count)++] = (struct piece){b->context, b->address, host, b->bytes};
 		host += b->bytes;
 	}
 	return pieces;
-}
-
-static bool any(const struct block *b)
-{
-	(void)b;
-	return true;
-}
-
-static bool is_new(const struct block *b)
-{
-	return b->is_new;
 }
 
 CUresult blocks_have(void)
@@ -80,7 +69,7 @@ static CUresult bring(char *host, uint64_t bytes)
 	CUresult r = blocks_have();
 	size_t count = 0;
 
-	struct piece *pieces = r ? NULL : pieces_of(host, is_new, &count);
+	struct piece *pieces = r ? NULL : pieces_of(host, false, &count);
 	if (!r)
 		r = pieces ? copy_all(pieces, count, host, bytes, false) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
@@ -121,6 +110,17 @@ static void use_area(uint64_t *start, uint64_t *bytes)
 	area = NULL;
 }
 
+// give_all gives all blocks that are taken back to the driver. On an error some are.
+static CUresult give_all(void)
+{
+	CUresult r = CUDA_SUCCESS;
+
+	for (struct block *b = blocks; b && !r; b = b->next)
+		if (block_is_taken(b) && !(r = driver.cuCtxSetCurrent(b->context)))
+			r = block_give(b);
+	return r;
+}
+
 // A huge page of x86-64: a file that is mapped to an area that begins with one can be read by huge pages.
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -150,13 +150,7 @@ CUresult memory_keep(uint64_t *start, uint64_t *bytes)
 		return r;
 	*start = (uint64_t)host;
 	*bytes = total;
-	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!block_is_taken(b))
-			continue;
-		r = driver.cuCtxSetCurrent(b->context);
-		r = r ? r : block_give(b);
-	}
-	return r;
+	return give_all();
 }
 
 static CUresult save(uint64_t *start, uint64_t *size)
@@ -171,16 +165,10 @@ static CUresult save(uint64_t *start, uint64_t *size)
 	char *host = area_of(bytes);
 	if (!host)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	struct piece *pieces = pieces_of(host, any, &count);
+	struct piece *pieces = pieces_of(host, true, &count);
 	r = pieces ? copy_all(pieces, count, host, bytes, true) : CUDA_ERROR_OUT_OF_MEMORY;
 	free(pieces);
-	for (struct block *b = blocks; b && !r; b = b->next) {
-		if (!block_is_taken(b))
-			continue;
-		r = driver.cuCtxSetCurrent(b->context);
-		r = r ? r : block_give(b);
-	}
-	if (!r) {
+	if (!r && !(r = give_all())) {
 		use_area(start, size);
 		return CUDA_SUCCESS;
 	}

@@ -12,21 +12,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
-#include <pthread.h>
-#include <sched.h>
 #include <signal.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
 
 static const char magic[4] = {'g', 'p', 'c', 'k'};
 
@@ -58,16 +50,6 @@ static bool started;
 static int listener = -1;
 static uint32_t wanted;  // the thread is to answer
 static uint32_t resting; // it does not touch the socket
-
-static void futex(uint32_t *word, int operation, uint32_t value)
-{
-	syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
-}
-
-static uint32_t load(const uint32_t *p)
-{
-	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
-}
 
 static void store(uint32_t *p, uint32_t value)
 {
@@ -270,13 +252,10 @@ static void answer(int s)
 		close(fd);
 }
 
-static void *serve(void *tid)
+static void serve(void)
 {
 	struct timespec nap = {.tv_nsec = 10000000};
 
-	gate_exempt();
-	prctl(PR_SET_NAME, "gpuckpt-share");
-	__atomic_store_n((int32_t *)tid, (int32_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
 	for (;;) {
 		if (!load(&wanted)) {
 			store(&resting, 1);
@@ -291,26 +270,16 @@ static void *serve(void *tid)
 			nanosleep(&nap, NULL);
 		}
 	}
-	return NULL;
 }
-
-extern int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
 
 static bool start(void)
 {
 	int32_t *tid = worker_note_thread();
-	sigset_t all, before;
-	pthread_t thread;
 
-	if (!tid || !pthread_create || syscall(SYS_getrandom, self, sizeof self, 0) != sizeof self ||
+	if (!tid || syscall(SYS_getrandom, self, sizeof self, 0) != sizeof self ||
 	    syscall(SYS_getrandom, key, sizeof key, 0) != sizeof key || !listen_again())
 		return false;
-	sigfillset(&all); // no handler of the program's runs on it
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	started = !pthread_create(&thread, NULL, serve, tid);
-	while (started && !__atomic_load_n(tid, __ATOMIC_SEQ_CST)) // the shim must find it as well
-		sched_yield();
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	started = thread_start("gpuckpt-share", serve, tid);
 	if (!started) {
 		close(listener);
 		listener = -1;

@@ -11,7 +11,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +31,11 @@ static int (*new_event)(void **, unsigned), (*end_event)(void *), (*managed)(CUd
 static int (*new_handle)(unsigned long long *, size_t, const void *, uint64_t), (*end_handle)(unsigned long long);
 static int (*record)(void *, void *), (*query)(void *), (*waits)(void *, void *, unsigned), (*finish)(void *);
 static int (*new_stream)(void **, unsigned), (*get_handle)(void *, void *);
+struct handle {
+	char bytes[64];
+};
+static int (*export)(struct handle *, CUdeviceptr), (*import)(CUdeviceptr *, struct handle, unsigned), (*end_import)(CUdeviceptr);
+static int (*pin)(void **, size_t, unsigned), (*wait_for)(void *, CUdeviceptr, uint64_t, unsigned);
 static void *contexts[MAX_GPUS];
 static int gpus;
 static pthread_barrier_t ready;
@@ -118,23 +126,38 @@ static void *make_primaries(void *gpu)
 	return NULL;
 }
 
-// Threads that make and end contexts, primary ones too.
+static unsigned char ticket[64];
+
+static void *share_events(void *arg)
+{
+	void *stream, *event;
+
+	(void)arg;
+	WANT(!current(contexts[0]) && !new_stream(&stream, 1));
+	while (!stopped())
+		WANT(!new_event(&event, 6) && !get_handle(ticket, event) && !record(event, stream) && !end_event(event));
+	return NULL;
+}
+
+// Threads that make and end contexts, primary ones too, while another one shares events of a context that stays.
 static void ends(void)
 {
-	pthread_t threads[3];
+	pthread_t threads[4];
 
 	WANT(!end(1) && !end(2)); // what main has retained
 	start(&threads[0], make_contexts, NULL);
 	start(&threads[1], make_primaries, (void *)1);
 	start(&threads[2], make_primaries, (void *)2);
-	for (int i = 0; i < 3; i++)
+	start(&threads[3], share_events, NULL);
+	for (int i = 0; i < 4; i++) {
+		__atomic_store_n(&stop, i == 3, __ATOMIC_SEQ_CST);
 		WANT(!pthread_join(threads[i], NULL));
+	}
 }
 
 // Events.
 
 static void *common;
-static unsigned char ticket[64];
 
 static void *use(void *stream)
 {
@@ -254,6 +277,61 @@ static void forks(void)
 		WANT(!pthread_join(threads[i], NULL));
 }
 
+// Imports.
+
+// export_to is a process that exports two pieces of memory.
+static void export_to(int pipe)
+{
+	struct handle handle;
+	CUdeviceptr p;
+
+	for (int i = 0; i < 2; i++)
+		WANT(!alloc(&p, 2 * MIB) && !export(&handle, p) && write(pipe, &handle, sizeof handle) == sizeof handle);
+	pause();
+}
+
+static pid_t closer;
+
+static void *close_one(void *p)
+{
+	WANT(!current(contexts[0]));
+	__atomic_store_n(&closer, (pid_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
+	WANT(!end_import(*(CUdeviceptr *)p));
+	return NULL;
+}
+
+static bool sleeps(pid_t tid)
+{
+	char path[64], text[256] = "";
+
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+	FILE *f = fopen(path, "re");
+	WANT(f && fread(text, 1, sizeof text - 1, f) && !fclose(f));
+	return strstr(text, ") S ");
+}
+
+// A thread that closes an import waits for the GPU, which waits for what the program does next: it opens another one.
+static void imports(int pipe)
+{
+	struct handle handles[2];
+	CUdeviceptr p[2];
+	pthread_t thread;
+	void *stream, *word;
+
+	alarm(20);
+	for (int i = 0; i < 2; i++)
+		WANT(read(pipe, &handles[i], sizeof handles[i]) == sizeof handles[i]);
+	WANT(!import(&p[0], handles[0], 1) && !new_stream(&stream, 1) && !pin(&word, sizeof(uint64_t), 2));
+	*(uint64_t *)word = 0;
+	WANT(!wait_for(stream, (CUdeviceptr)word, 1, 0));
+	start(&thread, close_one, &p[0]);
+	for (pid_t tid; !(tid = __atomic_load_n(&closer, __ATOMIC_SEQ_CST)) || !sleeps(tid);)
+		usleep(1000);
+	WANT(!import(&p[1], handles[1], 1));
+	__atomic_store_n((uint64_t *)word, 1, __ATOMIC_SEQ_CST);
+	WANT(!pthread_join(thread, NULL) && !end_import(p[1]));
+}
+
 static void *library;
 
 static void *by_name(const char *name)
@@ -266,6 +344,14 @@ static void *by_name(const char *name)
 
 int main(int argc, char **argv)
 {
+	int ends_of[2];
+	pid_t exporter = -1;
+
+	if (argc == 2 && !strcmp(argv[1], "imports")) {
+		WANT(!pipe(ends_of) && (exporter = fork()) >= 0);
+		if (!exporter)
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+	}
 	library = dlopen("libcuda.so.1", RTLD_NOW);
 	WANT(library && argc == 2);
 	int (*init)(unsigned) = by_name("cuInit"), (*devices)(int *) = by_name("cuDeviceGetCount");
@@ -277,11 +363,17 @@ int main(int argc, char **argv)
 	record = by_name("cuEventRecord"), query = by_name("cuEventQuery"), waits = by_name("cuStreamWaitEvent");
 	finish = by_name("cuEventSynchronize"), new_stream = by_name("cuStreamCreate"), get_handle = by_name("cuIpcGetEventHandle");
 	new_handle = by_name("cuMemCreate"), end_handle = by_name("cuMemRelease");
+	export = by_name("cuIpcGetMemHandle"), import = by_name("cuIpcOpenMemHandle_v2"), end_import = by_name("cuIpcCloseMemHandle");
+	pin = by_name("cuMemHostAlloc"), wait_for = by_name("cuStreamWaitValue64_v2");
 	WANT(!init(0) && !devices(&gpus) && gpus >= 3 && gpus <= MAX_GPUS);
 	for (int i = 0; i < gpus; i++)
 		WANT(!retain(&contexts[i], i));
 	WANT(!current(contexts[0]));
-	if (!strcmp(argv[1], "peers"))
+	if (!exporter)
+		export_to(ends_of[1]);
+	else if (exporter > 0)
+		imports(ends_of[0]);
+	else if (!strcmp(argv[1], "peers"))
 		peers();
 	else if (!strcmp(argv[1], "ends"))
 		ends();

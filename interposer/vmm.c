@@ -21,7 +21,6 @@
 
 static CUhandle last_id = ID_BASE;
 
-
 static struct block *block_of(CUhandle id)
 {
 	struct block *b;
@@ -126,7 +125,8 @@ static CUresult create(CUhandle *handle, size_t bytes, const CUmemAllocationProp
 	struct block *b = NULL;
 	CUresult r;
 
-	if (!block_ready() || !handle || !bytes || flags || !is_ours(prop) || !(b = block_here(bytes)) || b->device != prop->location.id || block_reserve(b))
+	if (!block_ready() || !handle || !bytes || flags || !is_ours(prop) || !(b = block_here(bytes)) || b->device != prop->location.id ||
+	    driver.cuMemAddressReserve(&b->address, bytes, 0, 0, 0))
 		goto drivers;
 	b->prop = *prop;
 	r = block_have(name(b));
@@ -270,7 +270,6 @@ static void note_access(struct view *v, const CUmemAccessDesc *desc)
 
 static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *desc, size_t count)
 {
-
 	lock(LOCK_HANDLES);
 	CUresult r = driver.cuMemSetAccess(address, bytes, desc, count);
 	lock(LOCK_BLOCKS);
@@ -343,15 +342,11 @@ static CUresult export(void *shareable, CUhandle handle, int type, uint64_t flag
 	struct block *b = block_of(handle);
 	struct ticket t = {.number = 0};
 
-	if (!b || type != CU_POSIX_FD || !shareable || flags) {
+	if (!b || b->host || type != CU_POSIX_FD || !shareable || flags) {
 		CUresult r = driver.cuMemExportToShareableHandle(shareable, b ? b->handle : handle, type, flags);
 		if (!r && type != CU_POSIX_FD)
 			block_lost(LOST_UNKNOWN);
-		return r;
-	}
-	if (b->host) {
-		CUresult r = driver.cuMemExportToShareableHandle(shareable, b->handle, type, flags);
-		if (!r) // others may have it when this process has it no more
+		else if (!r && b && b->host) // others may have it when this process has it no more
 			block_lost(LOST_HOST);
 		return r;
 	}
@@ -397,9 +392,7 @@ static CUresult import(CUhandle *handle, void *shareable, int type)
 			block_lost(LOST_HOST);
 		return r;
 	}
-	if (!block_ready())
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!handle)
+	if (!block_ready() || !handle)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (share_own(&t)) {
 		if ((b = own(&t)))

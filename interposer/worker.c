@@ -27,14 +27,8 @@
 
 #include "interposer.h"
 
-#include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { OPEN = 0, PARKING = 1, PARKED = 2, SAVED = 3 };  // states
 enum { ASK_PARK = 1, ASK_SAVE, ASK_OPEN, ASK_BACK, ASK_LEAVE, ASK_REST, ASK_WAKE, ASK_JOIN,
@@ -94,11 +88,6 @@ _Static_assert(THREADS == 8 && KEEP_BATCH == 32 && ASKS == 16 && TURNS == 4096, 
 _Static_assert(PARKING == 1 && PARKED == 2 && SAVED == 3, "states");
 _Static_assert(ASK_PARK == 1 && ASK_OPEN == 3 && ASK_JOIN == 8 && ASK_TAKE == 12 && ASK_PASS == 14, "requests");
 _Static_assert(IMPORTS == 1 && EXPORTS == 2 && APART == 4 && LOST_UNKNOWN == 8 && LOST_HOST == 16, "how it shares");
-
-static uint32_t load(const uint32_t *p)
-{
-	return __atomic_load_n(p, __ATOMIC_SEQ_CST);
-}
 
 static void set_state(uint32_t state)
 {
@@ -174,7 +163,7 @@ static CUresult park(uint32_t number)
 	if (load(&control.state) != OPEN)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	if (interposer_bypassed()) {
-		interposer_say("the program is linked to a function of the driver that the interposer does not know: its memory is left to the driver");
+		interposer_say("the program calls functions of the driver past the interposer: its memory is left to the driver");
 		return CUDA_ERROR_NOT_SUPPORTED;
 	}
 	keep_drop(); // calls may wait, and CRIU would find the socket
@@ -339,18 +328,13 @@ static CUresult obey(uint32_t request)
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-static void *work(void *arg)
+static void work(void)
 {
 	struct timespec look = {.tv_sec = 1}; // while the shim has its end of a socket
 	sigset_t wanted;
 
-	(void)arg;
-	gate_exempt();
-	prctl(PR_SET_NAME, "gpuckpt-interp");
-	control.pid = getpid();
 	sigemptyset(&wanted);
 	sigaddset(&wanted, SIGNAL);
-	__atomic_store_n(&control.tid, (int32_t)syscall(SYS_gettid), __ATOMIC_SEQ_CST);
 	for (;;) {
 		// By a system call: the C library's may be another one after a restore. A tracer ends it
 		// early, and a signal may have come for a request that was seen already.
@@ -362,7 +346,6 @@ static void *work(void *arg)
 		describe();
 		__atomic_store_n(&control.answered, request, __ATOMIC_SEQ_CST);
 	}
-	return NULL;
 }
 
 // A child of fork has no worker, and no CUDA.
@@ -381,22 +364,12 @@ static void forked(void)
 }
 
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
-extern int pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) __attribute__((weak));
 
 bool worker_start(void)
 {
-	sigset_t all, before;
-	pthread_t thread;
-
-	if (!pthread_create || !__register_atfork || __register_atfork(NULL, NULL, forked, NULL))
+	if (!__register_atfork || __register_atfork(NULL, NULL, forked, NULL))
 		return false;
-	sigfillset(&all); // no handler of the program's runs on it
-	pthread_sigmask(SIG_SETMASK, &all, &before);
 	copy_start(control.copiers, COPIERS);
-	bool started = !pthread_create(&thread, NULL, work, NULL);
-	// The shim must find it before the program has any memory of its making.
-	while (started && !__atomic_load_n(&control.tid, __ATOMIC_SEQ_CST))
-		sched_yield();
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	return started;
+	control.pid = getpid();
+	return thread_start("gpuckpt-interp", work, &control.tid);
 }

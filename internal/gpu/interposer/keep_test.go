@@ -8,6 +8,7 @@ package interposer
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -36,9 +37,16 @@ type keeper struct {
 
 func keeping(t *testing.T, mib ...int) *keeper {
 	t.Helper()
+	return keepingWith(t, LibraryName, mib...)
+}
+
+// keepingWith is keeping with an interposer of another name.
+func keepingWith(t *testing.T, library string, mib ...int) *keeper {
+	t.Helper()
 	dir := build(t)
 	cmd := exec.Command(filepath.Join(dir, "keeps"), strings.Fields(strings.Trim(fmt.Sprint(mib), "[]"))...)
 	cmd.Env = append(os.Environ(), environment(dir)...)
+	cmd.Env = append(cmd.Env, "LD_PRELOAD="+runtimes()+filepath.Join(dir, library))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -691,4 +699,66 @@ func collected(t *testing.T) int {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return descriptors(t, "self")
+}
+
+// A program has its memory left to the driver from when it calls the driver past the interposer on.
+func TestBypassed(t *testing.T) {
+	dir := build(t)
+	for _, test := range []struct{ name, how, library string }{
+		{name: "another copy of the driver's library", how: "copy " + copied(t, filepath.Join(dir, "libcuda.so.1"))},
+		{name: "a library that is linked past it", how: "load " + filepath.Join(dir, "linked.so")},
+		{name: "no thunk is left", how: "look cuStreamIsCapturing_ptsz", library: "few/" + LibraryName},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if test.library != "" {
+				direct, err := os.ReadFile("../../../interposer/direct.inc")
+				if err != nil {
+					t.Fatal(err)
+				}
+				few := fmt.Sprint("THUNKS=", strings.Count(string(direct), "\nDIRECT("))
+				if out, err := exec.Command("make", "-s", "-C", "../../../interposer", "OUT="+filepath.Join(dir, "few"), few).CombinedOutput(); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+			k := keepingWith(t, cmp.Or(test.library, LibraryName), 8)
+			self := cuda.Group{k.process()}
+			k.says("set 5", "ok")
+			p, err := Park(t.Context(), self, time.Minute)
+			if err != nil || p == nil {
+				t.Fatalf("before: %+v, %v", p, err)
+			}
+			k.opens(p)
+			k.says(test.how, "ok")
+			if p, err := Park(t.Context(), self, time.Minute); p != nil || err == nil || !strings.Contains(err.Error(), "801") {
+				t.Fatalf("parked: %+v, %v", p, err)
+			}
+			k.says("is", "5")
+			k.says("set 6", "ok")
+		})
+	}
+}
+
+// A program that has a library with names like the driver's is parked while a thread of it loads and unloads another one.
+func TestParkedWhileItLoads(t *testing.T) {
+	k := keeping(t, 8)
+	k.says("loads "+filepath.Join(build(t), "linked.so"), "ok")
+	defer time.AfterFunc(30*time.Second, func() { unix.Kill(k.pid, unix.SIGKILL) }).Stop() // if the two wait for each other
+	for range 50 {
+		p, err := Park(t.Context(), cuda.Group{k.process()}, 10*time.Second)
+		if err != nil || p == nil {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		k.opens(p)
+	}
+}
+
+// copied returns a copy of a file, of the same name.
+func copied(t *testing.T, file string) string {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	to := filepath.Join(t.TempDir(), filepath.Base(file))
+	if err := errors.Join(err, os.WriteFile(to, data, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return to
 }

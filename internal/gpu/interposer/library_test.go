@@ -6,6 +6,7 @@
 package interposer
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
 	"os"
@@ -46,9 +47,10 @@ func build(t *testing.T) (dir string) {
 		soft,
 		{"make", "-s", "-C", "../../../integration/workload", "OUT=" + dir, "all"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "direct"), "../../../interposer/test.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-fPIC", "-shared", "-o", filepath.Join(dir, "linked.so"), "../../../interposer/linkedtest.c", filepath.Join(dir, "libcuda.so.1")},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "manages"), "../../../interposer/managedtest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "happens"), "../../../interposer/eventstest.c", "-ldl"},
-		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../../interposer/keeptest.c", "-ldl"},
+		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "keeps"), "../../../interposer/keeptest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-o", filepath.Join(dir, "threads"), "../../../interposer/threadstest.c", "-ldl", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "gates"), "../../../interposer/gatetest.c", "-pthread"},
 		{"gcc", "-O1", "-Wall", "-Werror", "-D_GNU_SOURCE", "-o", filepath.Join(dir, "copies"), "../../../interposer/copytest.c", "-pthread"},
@@ -122,7 +124,7 @@ func TestLibrary(t *testing.T) {
 	t.Run("program", func(t *testing.T) { program(t, dir) })
 	t.Run("managed memory", func(t *testing.T) { managed(t, dir) })
 	t.Run("events", func(t *testing.T) { events(t, dir) })
-	for _, name := range []string{"peers", "ends", "events", "forks"} {
+	for _, name := range []string{"peers", "ends", "events", "forks", "imports"} {
 		t.Run("threads, "+name, func(t *testing.T) { threads(t, dir, name) })
 	}
 	t.Run("passes through", func(t *testing.T) { passesThrough(t, dir) })
@@ -195,6 +197,11 @@ func program(t *testing.T, dir string) {
 	if err != nil || out != "" {
 		t.Errorf("%v: %s", err, out)
 	}
+	linked := command(dir, filepath.Join(dir, "direct"), "LD_PRELOAD="+runtimes()+filepath.Join(dir, LibraryName)+":"+filepath.Join(dir, "linked.so"))
+	linked.Args = append(linked.Args, "linked")
+	if out, err := linked.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Errorf("with another library: %v: %s", err, out)
+	}
 	// Programs without CUDA do not notice it, also where all functions are looked up at the start.
 	for _, env := range []string{"A=b", "LD_BIND_NOW=1"} {
 		if out, err := preloaded(dir, "/bin/true", env); err != nil || out != "" {
@@ -214,5 +221,50 @@ func passesThrough(t *testing.T, dir string) {
 		if err == nil || !strings.Contains(out, "!memcmp(handle, \"gpck\", 4) is not so") || strings.Count(out, "it does nothing here") != 1 {
 			t.Errorf("%s: %v: %s", env, err, out)
 		}
+	}
+}
+
+// A C library of 2014 has all that the interposer names, and has it in itself: what was elsewhere is weak.
+func TestOldCLibrary(t *testing.T) {
+	f, err := elf.Open(filepath.Join(build(t), LibraryName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.Command("gcc", "-print-file-name=libc.so.6").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := exec.Command("objdump", "-T", strings.TrimSpace(string(path))).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	since := make(map[string]int) // the minor versions that programs of today are linked to
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		var minor int
+		if len(fields) < 2 || strings.Contains(line, "*UND*") {
+			continue
+		}
+		if n, _ := fmt.Sscanf(fields[len(fields)-2], "GLIBC_2.%d", &minor); n == 1 {
+			since[fields[len(fields)-1]] = minor
+		}
+	}
+	named := 0
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF || elf.ST_BIND(s.Info) == elf.STB_WEAK {
+			continue
+		}
+		named++
+		if minor, ok := since[s.Name]; !ok || minor > 17 {
+			t.Errorf("%s is of glibc 2.%d (found: %t)", s.Name, minor, ok)
+		}
+	}
+	if named < 20 {
+		t.Errorf("it names %d functions", named)
 	}
 }
