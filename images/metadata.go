@@ -13,6 +13,7 @@ package images
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -349,7 +350,7 @@ const PageBytes = 4096
 
 // validateAreas checks the areas of one process. files are the names used so far.
 func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) error {
-	for i, a := range p.Areas {
+	for _, a := range p.Areas {
 		end := a.Start + a.Bytes
 		switch {
 		case !areaFileForm().MatchString(a.File) || files[a.File]:
@@ -362,15 +363,19 @@ func (p *Process) validateAreas(files map[string]bool, digests *regexp.Regexp) e
 			return fmt.Errorf("area %s: %d digests for %d bytes", a.File, len(a.Digests), a.Bytes)
 		}
 		files[a.File] = true
-		for _, b := range p.Areas[:i] {
-			if a.GPU == b.GPU && a.Start < b.Start+b.Bytes && b.Start < end {
-				return fmt.Errorf("areas %s and %s overlap", b.File, a.File)
-			}
-		}
 		for _, d := range a.Digests {
 			if !digests.MatchString(d) {
 				return fmt.Errorf("area %s: digest %q is not of the form %s", a.File, d, digests)
 			}
+		}
+	}
+	// In order, since an image that nobody has signed may have very many.
+	ordered := slices.SortedFunc(slices.Values(p.Areas), func(a, b Area) int {
+		return cmp.Or(strings.Compare(a.GPU, b.GPU), cmp.Compare(a.Start, b.Start))
+	})
+	for i := 1; i < len(ordered); i++ {
+		if a, b := ordered[i-1], ordered[i]; a.GPU == b.GPU && b.Start < a.Start+a.Bytes {
+			return fmt.Errorf("areas %s and %s overlap", a.File, b.File)
 		}
 	}
 	return nil

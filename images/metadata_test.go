@@ -105,6 +105,23 @@ func TestSizeWithoutDigests(t *testing.T) {
 	}
 }
 
+func TestOverlappingAreas(t *testing.T) {
+	for want, starts := range map[string][]uint64{
+		"":                                  {20, 10, 12, 18},
+		"areas gpu-1-2 and gpu-1-0 overlap": {20, 10, 19},
+		"areas gpu-1-0 and gpu-1-1 overlap": {10, 10},
+	} {
+		m := sample()
+		m.Processes[0].Areas = nil
+		for i, at := range starts {
+			m.Processes[0].Areas = append(m.Processes[0].Areas, Area{File: fmt.Sprint("gpu-1-", i), Start: at << 20, Bytes: 2 << 20, Digests: []string{blockDigest}})
+		}
+		if _, err := EncodeMetadata(m); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("areas at %d MiB: %v", starts, err)
+		}
+	}
+}
+
 func TestParseMetadataRefuses(t *testing.T) {
 	valid, err := EncodeMetadata(sample())
 	if err != nil {

@@ -56,7 +56,7 @@ func find(ctx context.Context, pid int, place string, wanted map[inode]bool, dep
 		w.see(inode{st.Dev, st.Ino}, place)
 		return w.found, nil
 	}
-	top, err := root.Open(path.Join(".", place))
+	top, err := root.OpenFile(path.Join(".", place), os.O_RDONLY|unix.O_DIRECTORY, 0) // whatever it is by now
 	if err != nil {
 		return nil, fmt.Errorf("look for a file below %s: %w", place, err)
 	}
