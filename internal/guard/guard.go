@@ -176,12 +176,16 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 	}
 	renewed := &renewals{spec: file.Spec, rootfs: rootfs}
 	dumped.Parts = c.Memory.Parts
+	modes := make(map[uint32]uint32) // of logs, by their numbers: CRIU is to compare none
 	c.Images, err = dumped.Copy(ctx, settings.Bundle, 0, func(e *image.Entry) error {
 		if took, err := c.Locks.Take(e.Message); err != nil || took {
 			return cmp.Or(err, image.ErrOmit)
 		}
 		if core, ok := e.Message.(*criucore.CoreEntry); ok && len(c.Ended) < mostEnded {
 			c.Ended += criu.Ended(e.File, core)
+		}
+		if f, ok := e.Message.(*fdinfo.FileEntry); ok && isLog(f.GetReg()) {
+			modes[f.GetReg().GetId()] = f.GetReg().GetMode()
 		}
 		fit.Edit(e.Message)
 		if f, ok := e.Message.(*fdinfo.FileEntry); ok && gone[f.GetReg().GetId()] != "" {
@@ -212,7 +216,7 @@ func Copy(ctx context.Context, dumped *criu.Images, settings criu.Settings) (_ *
 		log.G(ctx).WithField("connections", fit.Closed[:min(n, 16)]).Infof("%d TCP connections come back closed: the container has one end of each", n)
 		c.Different = append(c.Different, fmt.Sprintf("%d TCP connections to programs outside: closed", n))
 	}
-	c.logs = makeLogs(ctx, file.Spec, copied, d, rootfs)
+	c.logs = makeLogs(ctx, file.Spec, copied, d, rootfs, modes)
 	if n := len(c.logs); n > 0 {
 		c.Different = append(c.Different, fmt.Sprintf("%d logs that were gone: new, and empty", n))
 	}

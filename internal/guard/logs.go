@@ -38,9 +38,9 @@ type madeLog struct {
 
 // makeLogs makes the files that a dump has open for appending alone and that are not there any more, as
 // after a log is rotated or its volume is new: a program that appends reads nothing of what is gone. They
-// are made with the rights of the container's first process. A file that cannot be made is left to CRIU,
-// which names it.
-func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string) (made []madeLog) {
+// are made with the rights of the container's first process, and the modes that the files had, by their
+// numbers. A file that cannot be made is left to CRIU, which names it.
+func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *criu.Dump, rootfs string, modes map[uint32]uint32) (made []madeLog) {
 	failed := func(err error) { // CRIU says that the file is not there
 		log.G(ctx).WithError(err).Warn("a log that is not here was not made anew")
 	}
@@ -56,7 +56,7 @@ func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *cri
 	uid := bundle.HostID(creds.GetFsuid(), spec.Linux.UIDMappings)
 	gid := bundle.HostID(creds.GetFsgid(), spec.Linux.GIDMappings)
 	for _, r := range logs {
-		is, err := places.makeLog(r.GetName(), r.GetMode(), uid, gid)
+		is, err := places.makeLog(r.GetName(), modes[r.GetId()], uid, gid)
 		if err == nil && is != nil && len(made) == mostLogs {
 			made, err = append(made, *is), fmt.Errorf("more than %d logs are missing", mostLogs)
 		}
@@ -72,6 +72,10 @@ func makeLogs(ctx context.Context, spec *specs.Spec, images *criu.Images, d *cri
 	return made
 }
 
+func isLog(r *regfile.RegFileEntry) bool {
+	return r.GetFlags()&(unix.O_ACCMODE|unix.O_APPEND) == unix.O_WRONLY|unix.O_APPEND
+}
+
 // logsOf returns the files that a dump has open for appending alone, and that had a name.
 func logsOf(images *criu.Images) (logs []*regfile.RegFileEntry, err error) {
 	unnamed := make(map[uint32]bool)
@@ -84,7 +88,7 @@ func logsOf(images *criu.Images) (logs []*regfile.RegFileEntry, err error) {
 			case *remap.RemapFilePathEntry:
 				unnamed[m.GetOrigId()] = true
 			case *fdinfo.FileEntry:
-				if r := m.GetReg(); r.GetFlags()&(unix.O_ACCMODE|unix.O_APPEND) == unix.O_WRONLY|unix.O_APPEND {
+				if r := m.GetReg(); isLog(r) {
 					logs = append(logs, r)
 				}
 			}
@@ -161,7 +165,7 @@ func (p *paths) makeLog(name string, mode, uid, gid uint32) (_ *madeLog, err err
 		return nil, err
 	}
 	defer f.Close()
-	if err := f.Chmod(os.FileMode(mode) & os.ModePerm); err != nil { // CRIU compares the mode
+	if err := f.Chmod(os.FileMode(mode) & os.ModePerm); err != nil { // whatever the umask is
 		return nil, err
 	}
 	made.is, err = f.Stat()
