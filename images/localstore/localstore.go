@@ -249,8 +249,8 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	return content.Copy(ctx, remote, io.NewSectionReader(w.file, 0, w.size), w.size, d, opts...)
 }
 
-// place gives the file the name of its digest, as safely as containerd does. It takes the place of another namespace's,
-// which may be damaged.
+// place gives the file the name of its digest, as safely as containerd does. It replaces another namespace's, which
+// may be damaged.
 func (w *writer) place(d digest.Digest) error {
 	if err := errors.Join(w.to.Close(), w.file.Sync()); err != nil {
 		return err
@@ -264,7 +264,9 @@ func (w *writer) place(d digest.Digest) error {
 	if errors.Is(err, unix.EEXIST) {
 		beside := filepath.Join(filepath.Dir(filepath.Dir(w.store.blobs)), "gpuckpt-"+rand.Text())
 		if err = link(w.file, unix.AT_FDCWD, beside); err == nil {
-			err = os.Rename(beside, filepath.Join(w.store.blobs, d.Encoded()))
+			if err = os.Rename(beside, filepath.Join(w.store.blobs, d.Encoded())); err != nil {
+				err = errors.Join(err, os.Remove(beside))
+			}
 		}
 	}
 	if err != nil {
